@@ -66,7 +66,8 @@ struct WeightsInTurn {
 
     __device__ __forceinline__ WeightsInTurn(const TensorRowStepLevel* levels, int layer_count, int room, int room_count,
                                              const uint16_t* images, uint16_t* rooms, uint64_t* arrived)
-        : levels(levels), layer_count(layer_count), room(room), room_count(room_count), images(images), rooms(rooms), arrived(arrived) {}
+        : levels(levels), layer_count(layer_count), room(room), room_count(room_count), images(images), rooms(rooms),
+          arrived(arrived) {}
 
     // Starts to copy the next weight to room `place`, if there is one left for these rows and it is not in flight.
     __device__ __forceinline__ void fetch(int place) {
@@ -88,9 +89,12 @@ struct WeightsInTurn {
     }
 
     // Has the next weight come where the last one was, which nobody reads any more.
-    __device__ __forceinline__ void replace() { if (room_count == 1) fetch(came); }
+    __device__ __forceinline__ void replace() {
+        if (room_count == 1) fetch(came);
+    }
 
-    // Waits for the next weight, layer `layer`'s, and for all threads. Where there are two rooms the one after it begins to come.
+    // Waits for the next weight, layer `layer`'s, and for all threads. Where there are two rooms the one after it begins to
+    // come.
     __device__ __forceinline__ Components<COMPONENTS> next(int layer) {
         if (room_count == 1 && !is_fetched) {
             __syncthreads();
@@ -117,7 +121,6 @@ struct LevelsOfRows {
     const TensorRowStepLevel* levels;
     int tile;
     uint16_t* operands;
-    const float* biases;  // of all layers
     float4* slopes;  // of the rows: for 16 of them and 8 columns four of each lane
     int rows;
     int64_t first;  // of the rows, in the batch
@@ -167,14 +170,16 @@ struct LevelsOfRows {
     }
 
     // The slopes of what was activated there: as they were stored, or of y.
-    __device__ __forceinline__ float4 slope_of(const TensorRowStepLevel& of, const Components<COMPONENTS>& y, int row, int column) const {
+    __device__ __forceinline__ float4 slope_of(const TensorRowStepLevel& of, const Components<COMPONENTS>& y, int row,
+                                               int column) const {
         if (of.slopes >= 0) return *slopes_at(of, row, column);
         const float2 upper = y.at(row, column), lower = y.at(row + 8, column);
         return make_float4(upper.x, upper.y, lower.x, lower.y);
     }
 
     // Multiplies gradients by them.
-    __device__ __forceinline__ void derive(const TensorRowStepLevel& of, const float4& begun, int column, float (&values)[4]) const {
+    __device__ __forceinline__ void derive(const TensorRowStepLevel& of, const float4& begun, int column,
+                                           float (&values)[4]) const {
         float slope[4] = {begun.x, begun.y, begun.z, begun.w};
         if (of.slopes < 0) {
             Activations::derivatives(of.activation, slope);
@@ -199,7 +204,8 @@ __device__ __forceinline__ void fetch_rows(const Levels& own, const int* fetched
     const int pairs = padded_to_step(of.n) / 2;
     int lanes = 8;  // that share two rows: as many as there are pairs of columns, up to a warp
     while (lanes < WARP && lanes < pairs) lanes *= 2;
-    const int rows_at_once = T::THREADS / lanes, across = ceil_div(pairs, lanes), count = ceil_div(own.tile / 2, rows_at_once) * across;
+    const int rows_at_once = T::THREADS / lanes;
+    const int count = ceil_div(own.tile / 2, rows_at_once) * ceil_div(pairs, lanes);
     int pair_row = threadIdx.x / lanes, pair = threadIdx.x % lanes;
 #pragma unroll 1
     for (int begin = 0; begin < count; begin += AT_ONCE) {
@@ -350,7 +356,7 @@ __device__ __forceinline__ void tensor_row_step(const Step* step, int shard, int
     for (int row0 = blockIdx.x * tile; row0 < shard_of.count; row0 += gridDim.x * tile) {
         const int rows = min(tile, shard_of.count - row0);
         const LevelsOfRows<COMPONENTS, Activations> own = {
-            levels, tile, rooms + room_count * room, biases,
+            levels, tile, rooms + room_count * room,
             reinterpret_cast<float4*>(slopes + static_cast<int64_t>(row0) * slope_columns), rows, row0, seed, step->number};
         for (int i = threadIdx.x; i < rows; i += T::THREADS) fetched[i] = order[shard_of.order + row0 + i];
         __syncthreads();

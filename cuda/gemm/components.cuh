@@ -115,9 +115,9 @@ __device__ __forceinline__ void multiply_components(const Components<COMPONENTS>
     }
 }
 
-// C = A · B, whose rows and columns are multiples of 16, by all of WARPS warps. begin(row, column) is called before the sums at `row`
-// and `row` + 8 of two neighbouring columns are made, and finish(row, column, sums, begun) with what it gave. Where `has_ones` a
-// row of ones follows A's last one, of which row `rows` alone is C's. A short `finish` IS_SHORT.
+// C = A · B, whose rows and columns are multiples of 16, by all of WARPS warps. begin(row, column) is called before the sums
+// at `row` and `row` + 8 of two neighbouring columns are made, and finish(row, column, sums, begun) with what it gave. Where
+// `has_ones` rows of ones follow A's last one, whose sums are those of B's columns. A short `finish` IS_SHORT.
 template <int WARPS, int COMPONENTS, bool A_INNER, bool B_INNER, bool IS_SHORT = false, class Begin, class Finish>
 __device__ __forceinline__ void multiply_by_warps(const Components<COMPONENTS>& a, int rows,
                                                   const Components<COMPONENTS>& b, int columns, int terms, bool has_ones,
@@ -130,7 +130,8 @@ __device__ __forceinline__ void multiply_by_warps(const Components<COMPONENTS>& 
 #pragma unroll
     for (unsigned other = 4; other >= 1; other /= 2) {
         const unsigned of_other = (eights + other - 1) / other, rounds = (high * of_other + WARPS - 1) / WARPS;
-        if (rounds * (other + T::ITEM_EIGHTS) < least) wide = other, across = of_other, least = rounds * (other + T::ITEM_EIGHTS);
+        const unsigned takes = rounds * (other + T::ITEM_EIGHTS);
+        if (takes < least) wide = other, across = of_other, least = takes;
     }
     const float inverse = quotient(1.0f, static_cast<float>(across));  // since a division takes longer
     for (unsigned item = warp; item < high * across; item += WARPS) {

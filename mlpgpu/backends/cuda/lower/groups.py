@@ -400,13 +400,12 @@ class Tail(Group):
 
 
 @dataclass(frozen=True)
-class RowStep(Group):
-    """All of a step of dense layers but the gradients.
+class StepByRows(Group):
+    """A step of dense layers whose blocks go with some rows through all of them, the loss and back.
 
     Attributes:
         rows: operations row by row that it does as well: the gather, the standardized inputs, dropouts.
         layers: all dense layers; ``backwards`` the gradients of those from the lowest on that is trained.
-        stores_inputs: whether gradients read rows that it fetched, and not the data set by the order.
     """
 
     loss: ops.Loss
@@ -415,24 +414,27 @@ class RowStep(Group):
     backwards: tuple[ops.DenseBackward, ...]
     derivatives: tuple[ops.ActivationBackward, ...]
     targets: ops.Standardize | None
+
+
+@dataclass(frozen=True)
+class RowStep(StepByRows):
+    """All of it but the gradients.
+
+    Attributes:
+        stores_inputs: whether gradients read rows that it fetched, and not the data set by the order.
+    """
+
     stores_inputs: bool
 
 
 @dataclass(frozen=True)
-class TensorRowStep(Group):
-    """All of a step of dense layers but the sum of its gradients, on tensor cores.
+class TensorRowStep(StepByRows):
+    """All of it but the sum of the gradients, on tensor cores.
 
     Attributes:
-        rows: operations row by row that it does as well, as in :class:`RowStep`.
         path: its blocks.
     """
 
-    loss: ops.Loss
-    rows: tuple[ops.Operation, ...]
-    layers: tuple[ops.Dense, ...]
-    backwards: tuple[ops.DenseBackward, ...]
-    derivatives: tuple[ops.ActivationBackward, ...]
-    targets: ops.Standardize | None
     path: BlocksOfRows
 
 
