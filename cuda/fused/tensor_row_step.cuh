@@ -204,8 +204,8 @@ __device__ __forceinline__ void fetch_rows(const Levels& own, const int* fetched
     const int pairs = padded_to_step(of.n) / 2;
     int lanes = 8;  // that share two rows: as many as there are pairs of columns, up to a warp
     while (lanes < WARP && lanes < pairs) lanes *= 2;
-    const int rows_at_once = T::THREADS / lanes;
-    const int count = ceil_div(own.tile / 2, rows_at_once) * ceil_div(pairs, lanes);
+    const int rows_at_once = T::THREADS / lanes, across = ceil_div(pairs, lanes);
+    const int count = ceil_div(own.tile / 2, rows_at_once) * across;
     int pair_row = threadIdx.x / lanes, pair = threadIdx.x % lanes;
 #pragma unroll 1
     for (int begin = 0; begin < count; begin += AT_ONCE) {
