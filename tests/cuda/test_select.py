@@ -220,7 +220,10 @@ def test_a_pass_leaves_what_it_is_given_as_it_is(plan: Plan, arch: str) -> None:
 
 
 def test_every_group_is_emitted() -> None:
-    assert set(_EMIT) == set(Group.__subclasses__())
+    kinds = Group.__subclasses__()
+    for kind in kinds:  # those of a kind of groups come behind it
+        kinds += kind.__subclasses__()
+    assert set(_EMIT) == {kind for kind in kinds if not kind.__subclasses__()}
 
 
 @pytest.mark.parametrize("card", CARDS.values(), ids=lambda card: card.name)
