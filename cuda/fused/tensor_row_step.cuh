@@ -40,7 +40,7 @@ struct TensorRowStepShape {
     static constexpr int THREADS = 512, WARPS = THREADS / WARP, MOST_LEVELS = 32, MOST_ROWS = 128;
     static constexpr int LEVEL_WORDS = sizeof(TensorRowStepLevel) / 4, BARRIER_WORDS = 4;
     static constexpr int STEP = ComponentsShape::STEP;
-    static constexpr int ROWS_PER_OUTPUT = 5;  // with more of a block's rows a thread makes each row's loss by itself
+    static constexpr int ROWS_PER_OUTPUT = 5;  // a block with more rows than that has a thread make a row's loss, not a warp
 };
 
 template <int BYTES>
@@ -114,14 +114,14 @@ struct WeightsInTurn {
     }
 };
 
-// What is done to a level of the block's rows. Activations are those of a list, in which levels have numbers.
+// The levels of the block's rows, and what is done to their elements. A level's activation is a number in the list.
 template <int COMPONENTS, class Activations>
 struct LevelsOfRows {
     using T = TensorRowStepShape;
     const TensorRowStepLevel* levels;
     int tile;
     uint16_t* operands;
-    float4* slopes;  // of the rows: for 16 of them and 8 columns four of each lane
+    float4* slopes;  // as lanes have them: of 16 rows and 8 columns a lane has four
     int rows;
     int64_t first;  // of the rows, in the batch
     uint64_t seed;

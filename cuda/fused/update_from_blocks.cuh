@@ -19,7 +19,7 @@ struct SumOfBlocks {
     static constexpr int THREADS = 256, WARPS = THREADS / WARP, SHARED_BYTES = 4 * 4 * THREADS;
 };
 
-// The components of four neighbours, of which column + 4 may be beyond a layer's n, where they are 0.
+// Stores the components of four neighbours of a weight (k, n) to its image. Neighbours beyond n are given as 0.
 template <int COMPONENTS>
 __device__ __forceinline__ void put_weights(uint16_t* image, int k, int n, int row, int column, const float (&values)[4]) {
     const int pitch = components_pitch(n);
@@ -28,6 +28,7 @@ __device__ __forceinline__ void put_weights(uint16_t* image, int k, int n, int r
     to.put(row, column + 2, values[2], values[3]);
 }
 
+// The layer that a vector of a block's partials belongs to.
 __device__ __forceinline__ const LayerOfBlocks& layer_at(const LayerOfBlocks* described, int layer_count, int vector) {
     int which = 0;
     while (which + 1 < layer_count && vector >= described[which + 1].first) ++which;

@@ -291,6 +291,41 @@ def test_an_epoch_on_tensor_cores_is_as_exact_as_its_components(case: str, as_by
     check_tensor_epoch(case, precision, as_bytes=as_bytes)
 
 
+def any_tensor_epoch(draw: Random) -> Epoch:
+    """Of a network that blocks of rows take on tensor cores, whose dropouts multiply without a rounding."""
+    n = draw.randint(1, 100)
+    layers: list[Layer] = [Standardize(n)] if draw.random() < 0.4 else []
+    layers += [Dropout(0.5)] * (draw.random() < 0.3)
+    for last in [False] * draw.randint(0, 4) + [True]:
+        k, n = n, draw.randint(1, 100)
+        activation = "identity" if last else draw.choice([*ACTIVATIONS])
+        layers.append(Dense(k, n, activation, bias=draw.random() < 0.7))
+        layers += [Dropout(0.5)] * (not last and draw.random() < 0.3)
+    name = draw.choice(list(LOSSES))
+    if LOSSES[name].output == "identity" and draw.random() < 0.5:
+        layers.append(Standardize(n))
+    rule = OPTIMIZERS[draw.choice(["SGD", "Momentum", "Nesterov"])]  # whose steps are as exact as gradients
+    options = {
+        "loss": name, "target_kind": draw.choice(LOSSES[name].targets),
+        "optimizer": rule(0.01, alpha=draw.choice([0.0, 0.1]), l1=0.01),
+    }  # fmt: skip
+    return Epoch(layers, options, rates=(0.01, 0.02), as_bytes=draw.random() < 0.3)
+
+
+@pytest.mark.usefixtures("on_tensor_cores")
+@pytest.mark.parametrize("seed", first_and_thorough(range(60, 70)))
+def test_any_epoch_on_tensor_cores_is_as_exact_as_float32(seed: int) -> None:
+    epoch = any_tensor_epoch(Random(seed))
+    host = HostProgram(epoch.plan, epoch.data, epoch.sampling, arch="sm_90a")
+    assert [name.startswith("tensor_row_step_3") for name in names(host.low)] == [True]
+    host.load(epoch.state)
+    losses = host.run(epoch.rates).copy()
+    (state, cpu, _), (exact_state, exact, _) = epoch.on_cpu("float32"), epoch.on_cpu("float64")
+    scale = max(abs(cpu - exact).max(), 1e-6 * abs(exact).max())
+    assert abs(losses - exact).max() <= 8 * scale
+    assert_as_exact(host.parameters, state.parameters[0], exact_state.parameters[0])
+
+
 TENSOR_FAULTS = {
     "the mask of another row": ("element = (first + row", "element = (first + 4 + row"),
     "inputs that are not standardized": ("if (deviation)", "if (deviation && column < 0)"),
