@@ -24,6 +24,44 @@ __device__ __forceinline__ int padded_to_step(int n) {
 }
 __device__ __forceinline__ int components_pitch(int n) { return padded_to_step(n) + ComponentsShape::BANKS_APART; }
 
+// The upper half of a number's bits; a NaN stays one.
+__device__ __forceinline__ unsigned leading_half(float x) { return __float_as_uint(x) >> 16 | (x != x ? 0x40u : 0u); }
+// What that leaves of it: nothing of what is not finite, since infinity less infinity would be NaN.
+__device__ __forceinline__ float remainder_of_half(float x) {
+    return fabsf(x) < INFINITY ? x - __uint_as_float(__float_as_uint(x) & 0xffff0000u) : 0.0f;
+}
+
+// The components of pairs of numbers, as words.
+template <int COUNT, int COMPONENTS>
+__device__ __forceinline__ void split_pairs(const float2 (&pairs)[COUNT], unsigned (&words)[COMPONENTS][COUNT]) {
+    float rests = 0.0f;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+        float rest = pairs[i].x, other = pairs[i].y;
+#pragma unroll
+        for (int p = 0; p < COMPONENTS; ++p) words[p][i] = split_off(rest, other);
+        rests = i == 0 ? fabsf(rest) + fabsf(other) : rests + (fabsf(rest) + fabsf(other));
+    }
+    if (COMPONENTS > 1 && !(rests < INFINITY)) {  // rarely
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            words[0][i] = leading_half(pairs[i].x) | leading_half(pairs[i].y) << 16;
+            float rest = remainder_of_half(pairs[i].x), other = remainder_of_half(pairs[i].y);
+#pragma unroll
+            for (int p = 1; p < COMPONENTS; ++p) words[p][i] = split_off(rest, other);
+        }
+    }
+}
+
+template <int COMPONENTS>
+__device__ __forceinline__ void split_pair(float first, float second, unsigned (&words)[COMPONENTS]) {
+    const float2 pair[1] = {make_float2(first, second)};
+    unsigned split[COMPONENTS][1];
+    split_pairs(pair, split);
+#pragma unroll
+    for (int p = 0; p < COMPONENTS; ++p) words[p] = split[p][0];
+}
+
 // A matrix in shared memory: component after component, rows `pitch` elements apart.
 template <int COMPONENTS>
 struct Components {
@@ -32,15 +70,7 @@ struct Components {
 
     __device__ __forceinline__ void put(int row, int column, float first, float second) const {
         unsigned words[COMPONENTS];
-        float rest = first, other = second;
-#pragma unroll
-        for (int p = 0; p < COMPONENTS; ++p) words[p] = split_off(rest, other);
-        if (COMPONENTS > 1 && !(fabsf(rest) + fabsf(other) < INFINITY)) {  // rarely
-            words[0] = leading(first) | leading(second) << 16;
-            rest = remainder(first), other = remainder(second);
-#pragma unroll
-            for (int p = 1; p < COMPONENTS; ++p) words[p] = split_off(rest, other);
-        }
+        split_pair(first, second, words);
         uint16_t* const to = data + row * pitch + column;
 #pragma unroll
         for (int p = 0; p < COMPONENTS; ++p) *reinterpret_cast<unsigned*>(to + p * stride) = words[p];
@@ -56,15 +86,25 @@ struct Components {
         }
         return sum;
     }
-
-private:
-    // The upper half of a number's bits; a NaN stays one.
-    static __device__ __forceinline__ unsigned leading(float x) { return __float_as_uint(x) >> 16 | (x != x ? 0x40u : 0u); }
-    // What that leaves of it: nothing of what is not finite, since infinity less infinity would be NaN.
-    static __device__ __forceinline__ float remainder(float x) {
-        return fabsf(x) < INFINITY ? x - __uint_as_float(__float_as_uint(x) & 0xffff0000u) : 0.0f;
-    }
 };
+
+// sums (16, 16) += A · B of fragments of components: the largest products of components, the smaller ones first.
+template <int COMPONENTS>
+__device__ __forceinline__ void multiply_fragments(float (&sums)[2][4], const unsigned (&a)[COMPONENTS][4],
+                                                   const unsigned (&b)[COMPONENTS][4]) {
+#pragma unroll
+    for (int both = COMPONENTS - 1; both >= 0; --both)
+#pragma unroll
+        for (int p = 0; p <= both; ++p)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                multiply_matrices<false>(sums[half], a[p], b[both - p][2 * half], b[both - p][2 * half + 1]);
+}
+
+__device__ __forceinline__ void add_sums(float (&sums)[2][4], const float (&part)[2][4]) {
+#pragma unroll
+    for (int q = 0; q < 8; ++q) sums[q / 4][q % 4] += part[q / 4][q % 4];
+}
 
 // sums (16, 8 · count) += A · B over `terms`, a multiple of 16: the largest products of components, the smaller ones first.
 // A_INNER and B_INNER tell whether what is summed over is contiguous. Where `are_ones` A's elements are 1.

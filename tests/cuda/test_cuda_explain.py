@@ -111,7 +111,7 @@ def any_plan(draw: Random) -> Plan:
 # Kernels in the folders of those that multiply, which only add, or make operands ready.
 NO_PRODUCTS = {
     "dense_forward_sum_partials", "split_rows", "split_weights", "split_columns", "mask_words", "local_backward_bias",
-    "local_backward_shared_bias", "update_from_blocks", "images_of_weights",
+    "local_backward_shared_bias", "update_from_blocks", "images_of_weights", "batch_fragments",
 }  # fmt: skip
 
 
@@ -152,7 +152,10 @@ def test_flops_are_those_of_the_plan() -> None:
     by_rows = mg.Network(layers, seed=1).lower(
         capacity=4000, loss="huber", optimizer=OPTIMIZERS["Adam"](0.1), precision="tf32"
     )
-    for seed, step in enumerate([*(any_plan(Random(seed)) for seed in range(250)), many_rows, one_wave, by_rows]):
+    wide = mg.Network([mg.Dense(1200, 1100, "relu"), mg.Dense(1100, 1000), mg.Dense(1000, 10)], seed=1)
+    few_rows = wide.lower(capacity=30, loss="huber", optimizer=OPTIMIZERS["Adam"](0.1), precision="tf32")
+    named = many_rows, one_wave, by_rows, few_rows
+    for seed, step in enumerate([*(any_plan(Random(seed)) for seed in range(250)), *named]):
         shards = [rows.stop - rows.start for rows in step.shard_rows(step.capacity)]
         of_step, of_evaluation = (
             sum(step.flops(operation, step.capacity) for operation in operations)
@@ -207,7 +210,7 @@ OF_LAUNCHES = {
 UNCOUNTED = {
     "step", "next", "steps",  # a step's description
     "x", "w", "dz",  # float32 arrays beside split operands, read only where those do not hold a number
-    "partials", "partial_flags", "db_partials", "tile_sums", "scratch",  # scratch memory
+    "partials", "partial_flags", "arrived", "db_partials", "tile_sums", "scratch",  # scratch memory
     "slots", "weight_slots", "bias_slots", "biases_slots",  # of SGD, which has none
     "sums",  # of a metric
 }  # fmt: skip

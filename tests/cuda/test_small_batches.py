@@ -538,7 +538,8 @@ def test_few_rows_and_a_large_weight_keep_the_whole_batch(
 @pytest.mark.parametrize(("operand_format", "k", "n"), [(BFLOAT16, 2048, 2048), (HALF, 8192, 2560)], ids=str)
 def test_tensor_cores_multiply_more_rows_by_very_large_weights(operand_format: OperandFormat, k: int, n: int) -> None:
     for rows, columns, is_kept in ((16, n, True), (17, n // 2, True), (17, n, False)):
-        path = dense_path(k, columns, of(rows, operand_format=operand_format))
+        with patch.object(thresholds, "TENSOR_WHOLE_BATCH_IS_USED", False):
+            path = dense_path(k, columns, of(rows, operand_format=operand_format))
         assert isinstance(path.forward, WholeBatch) == is_kept
     assert isinstance(dense_path(8192, 8192, of(32, operand_format=BFLOAT16_PAIR)).forward, WholeBatch)
 
@@ -591,6 +592,65 @@ def test_without_an_update_in_place_the_forward_product_alone_keeps_it(in_place:
     assert [isinstance(each, WholeBatch) for each in path.products.values()] == [True] + [False] * (2 - is_frozen)
 
 
+@pytest.mark.parametrize(
+    ("operand_format", "components", "most"),
+    [(BFLOAT16, 1, 32), (BFLOAT16_PAIR, 2, 64), (HALF, 2, 64), (HALF_PAIR, 3, 64)],
+)
+def test_small_batches_and_a_large_weight_pass_over_it_on_tensor_cores(
+    operand_format: OperandFormat, components: int, most: int
+) -> None:
+    """Of so many rows, of weights from a size on, which is larger for more rows than 32."""
+
+    def path(rows: int, k: int, n: int) -> DensePath:
+        return dense_path(k, n, of(rows, operand_format=operand_format))
+
+    def made(rows: int, k: int, n: int) -> list[int]:
+        of_step = path(rows, k, n).products.values()
+        return [each.components if isinstance(each, WholeBatch) else 0 for each in of_step]
+
+    for rows, k, n, is_made in (
+        (16, 2048, 2048, False), (17, 1024, 768, True), (17, 1023, 768, False), (32, 1024, 768, True),
+        (33, 1024, 1024, False), (33, 2048, 768, most > 32), (64, 1024, 2048, most > 32), (65, 2048, 2048, False),
+    ):  # fmt: skip
+        assert made(rows, k, n) == [components * is_made] * 3, (rows, k, n)
+    forward, dx = (path(most, 3072, 3072).products[name] for name in ("forward", "dx"))
+    assert isinstance(forward, WholeBatch) and (forward.rows, forward.split) == (most, 4) and forward != dx
+    assert str(dx) == f"whole batch of {most} rows, tensor cores by {components} components"
+
+
+def test_without_tensor_cores_no_pass_is_made_on_them() -> None:
+    assert all(
+        isinstance(each, WholeBatch) and not each.components
+        for each in dense_path(2048, 2048, of(32, operand_format=None)).products.values()
+    )
+
+
+@pytest.mark.parametrize(
+    ("k", "n", "split", "grid"),
+    [(3072, 3072, 4, (192, 4, 1)), (1024, 1024, 8, (64, 4, 1)), (1556, 1556, 8, (98, 2, 1)), (100, 1000, 1, (7, 8, 1))],
+)
+def test_blocks_share_a_weight_until_the_card_is_full(k: int, n: int, split: int, grid: tuple[int, int, int]) -> None:
+    assert kernels.tensor_whole_batch_split(k, n, 132) == split
+    assert kernels.tensor_whole_batch_backward_grid(k, n, 132) == grid
+
+
+def test_fragments_pass_from_layer_to_layer() -> None:
+    """A launch makes those of the inputs and of the loss's delta, kernels those of all layers between."""
+    plan = make_plan(
+        [Dense(1100, 1024, "relu"), Dropout(0.2), Dense(1024, 1024, "tanh"), Dense(1024, 900)], capacity=40
+    )
+    with patch.object(thresholds, "TENSOR_WHOLE_BATCH_LEAST_WEIGHTS_OF_MORE", 1):
+        low = lowered(plan, 132, arch="sm_90a")
+    launches = [launch for shard in low.shards for launch in shard if "fragments" in launch.entry.name]
+    launches += [launch for shard in low.shards for launch in shard if "tensor_whole_batch" in launch.entry.name]
+    names = [launch.entry.name for launch in launches]
+    assert [name.startswith("batch_fragments") for name in names] == [True] * 2 + [False] * 6
+    forward, backward = launches[2:5], launches[5:]
+    assert [launch.values["fragments"] is None for launch in launches] == [False] * 4 + [True] + [False] * 2 + [True]
+    assert forward[1].values["x_fragments"] == forward[0].values["fragments"] == backward[1].values["x_fragments"]
+    assert backward[1].values["dz_fragments"] == backward[0].values["fragments"]
+
+
 FEW_ROWS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
     "dx and update in one": ([Dense(9, 40, "gelu"), Dense(40, 36, "tanh", bias=False), Dense(36, 40)], {}),
     "dropout between": ([Dense(9, 40, "relu"), Dropout(0.5), Dense(40, 36)], {"optimizer": OPTIMIZERS["Adam"](0.1)}),
@@ -620,6 +680,29 @@ def test_an_epoch_that_keeps_the_whole_batch(case: str, by_order: bool, monkeypa
     moved = 0 if is_stored else sum(layer.trainable for layer in wide)
     assert sum(name.startswith("dense_backward_whole_batch") for name in made) == moved
     check_exact(epoch, host)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "tf32", "float32"])
+@pytest.mark.parametrize("case", FEW_ROWS)
+def test_an_epoch_of_passes_on_tensor_cores(case: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LEAST_WEIGHTS", "LEAST_WEIGHTS_OF_MORE", "LEAST_ROWS"):
+        monkeypatch.setattr(thresholds, f"TENSOR_WHOLE_BATCH_{name}", 1)
+    for name, value in {"WHOLE_BATCH_LEAST_WEIGHTS": 1, "ROW_STEP_IS_USED": False}.items():
+        monkeypatch.setattr(thresholds, name, value)
+    layers, options = FEW_ROWS[case]
+    epoch = Epoch(layers, options, precision=precision, as_bytes=case == "a head")
+    host = HostProgram(epoch.plan, epoch.data, epoch.sampling, arch="sm_80")
+    made = [launch.entry.name for shard in host.low.shards for launch in shard]
+    wide = [layer for layer in layers if isinstance(layer, Dense) and layer.n_out > kernels.SMALL_N_COLUMNS]
+    shards, is_stored = options.get("shards", 1), case in ("a norm comes between", "shards")
+    assert sum(name.startswith("dense_forward_tensor_whole_batch") for name in made) == shards * len(wide)
+    moved = 0 if is_stored else sum(layer.trainable for layer in wide)
+    assert sum(name.startswith("dense_backward_tensor_whole_batch") for name in made) == moved
+    if precision == "float32":
+        check_exact(epoch, host)
+    else:
+        products = 3 * len(layers) * (3 if "optimizer" in options else 1)  # Adam moves by roundings of small gradients too
+        check_epoch(epoch, host, BFLOAT16 if precision == "bfloat16" else BFLOAT16_PAIR, products)
 
 
 def test_a_layer_that_keeps_the_whole_batch_makes_dx_and_moves_in_one_launch() -> None:

@@ -142,7 +142,7 @@ INNER_LEVELS = {
     ),
     "backends/cuda/lower": ("groups", "fuse", "emit", "overlap", "lowering", "__init__"),
     "backends/cuda/lower/emit": (
-        *("shard", "operands", "rows", "simt", "gemm", "parts", "fused", "row_step", "tensor_row_step"),
+        *("shard", "operands", "rows", "whole_batch", "simt", "gemm", "parts", "fused", "row_step", "tensor_row_step"),
         *("update_layers", "local", "finish", "exchange", "emit", "pieces", "__init__"),
     ),
     "backends/cuda/run": (
@@ -183,6 +183,7 @@ INNER_LEVELS = {
             "entry",
             "updates",
             "dense",
+            "whole_batch",
             "split_operands",
             "losses",
             "row_step",
@@ -193,7 +194,7 @@ INNER_LEVELS = {
             "network",
             "primitives",
         ),
-        *("metrics", "peak_rates", "launches", "table", "__init__"),
+        *("metrics", "launches", "table", "__init__"),
     ),
 }
 

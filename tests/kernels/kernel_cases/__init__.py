@@ -26,7 +26,7 @@ from .row_step import row_step_cases
 from .rows import row_cases
 from .tensor import tensor_cases
 from .updates import step_cases
-from .whole_batch import whole_batch_cases
+from .whole_batch import tensor_whole_batch_cases, whole_batch_cases
 
 
 @cache
@@ -46,4 +46,5 @@ def all_cases() -> tuple[Case, ...]:
         *part_cases(),
         *row_step_cases(),
         *whole_batch_cases(),
+        *tensor_whole_batch_cases(),
     )

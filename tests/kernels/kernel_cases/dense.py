@@ -162,10 +162,11 @@ def dense_forward_sum_partials(activation: str, batch: Batch, n: int, count: int
 
 
 def input_gradient(
-    activation: str | None, batch: Batch, dz: np.ndarray, w: np.ndarray
+    activation: str | None, batch: Batch, dz: np.ndarray, w: np.ndarray, error: float = 0.0
 ) -> tuple[np.ndarray | None, Output]:
-    """What the layer below saved, if it has an activation, and dx."""
+    """What the layer below saved, if it has an activation, and dx, whose products may be off by ``error`` of it."""
     dx, bound = chained(dz, w.T)
+    bound += error * (abs(wide(dz)) @ abs(wide(w.T)))
     saved = None if activation is None else batch.rows_of(saved_of(activation, 2 * normal(batch.capacity, len(w))))
     if activation is not None and saved is not None:
         slope = derivative(activation, saved)
@@ -207,10 +208,11 @@ def dense_backward_input(
     )
 
 
-def weight_gradient(x: np.ndarray, dz: np.ndarray, part: slice) -> dict[str, Output]:
-    """dW and db over the rows of ``part``."""
-    dw, db = chained(x[part].T, dz[part]), chained(np.ones((1, part.stop - part.start)), dz[part])
-    return {"dw": expect(*dw), "db": expect(db[0][0], db[1][0])}
+def weight_gradient(x: np.ndarray, dz: np.ndarray, part: slice, error: float = 0.0) -> dict[str, Output]:
+    """dW, whose products may be off by ``error`` of themselves, and db over the rows of ``part``."""
+    (dw, bound), db = chained(x[part].T, dz[part]), chained(np.ones((1, part.stop - part.start)), dz[part])
+    bound += error * (abs(wide(x[part].T)) @ abs(wide(dz[part])))
+    return {"dw": expect(dw, bound), "db": expect(db[0][0], db[1][0])}
 
 
 def dense_backward_weight(

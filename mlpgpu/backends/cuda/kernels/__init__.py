@@ -15,7 +15,6 @@ from .metrics import *
 from .network import *
 from .operand_format import *
 from .parts import *
-from .peak_rates import *
 from .primitives import *
 from .row_step import *
 from .rows import *
@@ -23,3 +22,4 @@ from .split_operands import *
 from .table import *
 from .tensor import *
 from .updates import *
+from .whole_batch import *

@@ -8,12 +8,14 @@ from typing import ClassVar
 
 from ....activations import ACTIVATIONS
 from ...sources import camel
-from .entry import DENSE_PRODUCT, DROPOUT, ROW_THREADS, ROWS, WARP, Entry, Product, arguments, ceil_div
-from .operand_format import OperandFormat
+from .entry import DENSE_PRODUCT, ROW_THREADS, ROWS, WARP, Entry, Product, arguments, ceil_div
+from .operand_format import BFLOAT16, BFLOAT16_PAIR, OperandFormat
 from .updates import RULES, slot_count
 
 # Of operands that a product itself splits as it stages them (gemm/split_sm80.cuh).
 SPLIT_FORMAT = OperandFormat("Bfloat16Triple", 3, scaled=False)
+# What the kernels that split numbers themselves multiply, but that a pair's second component is not scaled.
+FORMAT_OF_COMPONENTS = {each.components: each for each in (BFLOAT16, BFLOAT16_PAIR, SPLIT_FORMAT)}
 
 
 @dataclass(frozen=True)
@@ -193,15 +195,17 @@ def _tiled(
     )
 
 
-_X = "const float* x[rows,k], const int* order[rows]"
+INPUT_SIGNATURE = "const float* x[rows,k], const int* order[rows]"
 
 
 def dense_forward(activation: str, tile: SimtTile | WarpSplitTile) -> Entry:
-    rest = f"{_X}, const float* w[k,n], const float* b[n], float* z[rows,n], float* y[rows,n], int k, int n"
+    rest = (
+        f"{INPUT_SIGNATURE}, const float* w[k,n], const float* b[n], float* z[rows,n], float* y[rows,n], int k, int n"
+    )
     return _tiled("dense/dense.cuh", "dense_forward", activation, tile, rest)
 
 
-_PART = f"{_X}, const float* w[k,n], float* partials[grid.z,rows,n], int k, int n, int part, int capacity"
+_PART = f"{INPUT_SIGNATURE}, const float* w[k,n], float* partials[grid.z,rows,n], int k, int n, int part, int capacity"
 
 
 def dense_forward_split_k(tile: SimtTile | WarpSplitTile | SplitSm80Tile | SplitSm90Tile) -> Entry:
@@ -256,7 +260,7 @@ _WEIGHT_SPILL_BYTES = 144
 
 def dense_backward_weight(tile: SimtTile | WarpSplitTile | None) -> Entry:
     """The gradient of a weight and a bias, by a tile; or without tiles, for few columns."""
-    rest = f"{_X}, const float* dz[rows,n], float* dw[k,n], float* db[n], int k, int n"
+    rest = f"{INPUT_SIGNATURE}, const float* dz[rows,n], float* dw[k,n], float* db[n], int k, int n"
     if tile is None:
         name = "dense_backward_weight_small_n"
         return Entry(
@@ -267,11 +271,16 @@ def dense_backward_weight(tile: SimtTile | WarpSplitTile | None) -> Entry:
     return _tiled("dense/dense.cuh", "dense_backward_weight", "", tile, rest, spill_bytes=spill_bytes)
 
 
-def _updated(rule: str) -> str:
+def update_signature(rule: str) -> str:
     """The operands of dW in a signature, and the parameters and slots that an update changes."""
+    return f"{INPUT_SIGNATURE}, {gradient_signature(rule)}"
+
+
+def gradient_signature(rule: str) -> str:
+    """The same without x."""
     slots = slot_count(rule)
     return (
-        f"{_X}, const float* dz[rows,n], const double* totals[2], inout float* weight[k,n], inout float* bias[n], "
+        "const float* dz[rows,n], const double* totals[2], inout float* weight[k,n], inout float* bias[n], "
         f"inout float* weight_slots[{slots},k,n], inout float* bias_slots[{slots},n], int64_t size"
     )
 
@@ -282,7 +291,7 @@ def dense_backward_update(rule: str, tile: SimtTile | WarpSplitTile | SplitSm80T
     ``tile`` is one of any kind; or ``"small_n"``, without tiles; or ``"few_columns"``, without tiles for few rows and
     at most SMALL_N_COLUMNS columns; or ``"large_k"``, for at most LARGE_K_MOST_ROWS rows and LARGE_K_MOST_N columns.
     """
-    rest = f"{_updated(rule)}, int k, int n"
+    rest = f"{update_signature(rule)}, int k, int n"
     header, name = "dense/update.cuh", "dense_backward_update"
     if not isinstance(tile, str):
         spill_bytes = _WEIGHT_SPILL_BYTES if tile in TILES[:2] else 0
@@ -310,7 +319,7 @@ def dense_backward_update(rule: str, tile: SimtTile | WarpSplitTile | SplitSm80T
 def dense_backward_update_by_parts(rule: str, tile: WarpSplitTile | SplitSm80Tile) -> Entry:
     """The same by blocks of which each has ``part`` of the rows of a tile."""
     rest = (
-        f"{_updated(rule)}, float* partials[grid.x,grid.y,grid.z,{sums_of_part(tile)}], "
+        f"{update_signature(rule)}, float* partials[grid.x,grid.y,grid.z,{sums_of_part(tile)}], "
         "inout unsigned* arrived[grid.x,grid.y], int part, int k, int n"
     )
     name = "dense_backward_update_by_parts"
@@ -401,7 +410,7 @@ def dense_update_few_rows(rule: str, *, stream: bool = False) -> Entry:
     A kernel that streams the weight is for at most STREAM_COLUMNS columns.
     """
     sizes = "float* partials[grid.x,rows,n], int k, int n, int part, int capacity"
-    signature = f"const Step* step[0], {_updated(rule)}, {sizes}"
+    signature = f"const Step* step[0], {update_signature(rule)}, {sizes}"
     name = "dense_update_stream" if stream else "dense_update_few_rows"
     return Entry(
         f"{name}_{rule}",
@@ -421,118 +430,6 @@ def dense_update_few_rows(rule: str, *, stream: bool = False) -> Entry:
 def few_rows_grid(k: int, n: int, part: int) -> tuple[int, int, int]:
     """Blocks of the update of a weight (k, n) by few rows."""
     return ceil_div(k, part), ceil_div(n, FEW_COLUMNS), 1
-
-
-WHOLE_BATCHES = (8, 16, 32)  # the most rows of WholeBatchForward and WholeBatchBackward
-WHOLE_BATCH_SPLITS = (1, 2, 4, 8)  # blocks of a cluster that share the slices of the forward pass
-WHOLE_BATCH_WARPS, WHOLE_BATCH_COLUMNS = 4, 64  # of a block of the backward pass; of W, that a warp moves at a time
-
-
-def whole_batch(rows: int) -> int:
-    """Of WHOLE_BATCHES, the one that so many rows are given to."""
-    return next(most for most in WHOLE_BATCHES if rows <= most)
-
-
-def _forward_warps(rows: int) -> int:
-    """Of a block of the forward pass, whose warps take slices in turn."""
-    return 8 if rows > 16 else 16
-
-
-def whole_batch_forward_columns(rows: int) -> tuple[int, ...]:
-    """The columns that blocks of the forward pass of so many rows may have, the fewest first."""
-    return (16, 32) if rows > 16 else (16, 32, 64)  # of 64 and 32 rows the warps' sums take too much shared memory
-
-
-def _forward_stages(rows: int, columns: int) -> int:
-    """Of the ring of a warp of the forward pass."""
-    return 3 if rows == 16 and columns < 64 else 4
-
-
-def _forward_k(columns: int) -> int:
-    """Rows of W of a slice of the forward pass."""
-    return 256 // columns
-
-
-def dense_forward_whole_batch(rows: int, columns: int = 16, split: int = 1) -> Entry:
-    """A layer's outputs for at most so many rows, one of WHOLE_BATCHES, as fast as W is read.
-
-    ``split``, one of WHOLE_BATCH_SPLITS, blocks have the same ``columns``, of :func:`whole_batch_forward_columns`,
-    each of them a part of k.
-    """
-    signature = (
-        f"{ROWS}, {_X}, const float* w[k,n], const float* b[n], float* z[rows,n], float* y[rows,n], "
-        f"float* dropped[rows,n], int k, int n, int activation, {DROPOUT}"
-    )
-    name, block = "dense_forward_whole_batch", f"WholeBatchForward<{rows}, {columns}>"
-    warps, stages = _forward_warps(rows), _forward_stages(rows, columns)
-    return Entry(
-        f"{name}_{rows}x{columns}" + f"_by_{split}" * (split > 1), "whole_batch/forward.cuh",
-        f"{name}<{block}, {split}>", arguments(signature), warps * WARP,
-        4 * warps * stages * _forward_k(columns) * (columns + rows),
-        blocks=16 // warps, needs="sm_90a" if split > 1 else "sm_80", cluster=split, spill_bytes=64,
-        prefetched=(("w", 0),), products=(DENSE_PRODUCT,), block=block,
-    )  # fmt: skip
-
-
-def whole_batch_forward_grid(n: int, columns: int = 16, split: int = 1) -> tuple[int, int, int]:
-    """Blocks for n columns."""
-    return split * ceil_div(n, columns), 1, 1
-
-
-def whole_batch_split(k: int, n: int, rows: int, columns: int, multiprocessors: int) -> int:
-    """Of WHOLE_BATCH_SPLITS the largest that leaves at most one block for a multiprocessor and each warp two slices."""
-    slices = ceil_div(k, _forward_k(columns)) // (2 * _forward_warps(rows))
-    most = min(multiprocessors // ceil_div(n, columns), slices)
-    return max(split for split in WHOLE_BATCH_SPLITS if split <= max(1, most))
-
-
-def dense_backward_whole_batch(rule: str, rows: int) -> Entry:
-    """dx, and the step of ``rule`` along the gradient, for at most so many rows, one of WHOLE_BATCHES."""
-    signature = (
-        f"{ROWS}, {_updated(rule)}, const float* saved[rows,k], float* dx[rows,k], int k, int n, int activation, "
-        f"int column_warps, {DROPOUT}"
-    )
-    name, block = "dense_backward_whole_batch", f"WholeBatchBackward<{rows}>"
-    threads, (lane_rows, most_column_warps) = WHOLE_BATCH_WARPS * WARP, _whole_batch_warps(rows)
-    deltas = rows * (most_column_warps * WHOLE_BATCH_COLUMNS + 4)
-    weights = WHOLE_BATCH_WARPS * 3 * lane_rows * (WHOLE_BATCH_COLUMNS + 4)
-    return Entry(
-        f"{name}_{rule}_{rows}", "whole_batch/backward.cuh", f"{name}<{rule}Rule, {block}>", arguments(signature),
-        threads, 4 * (2 * deltas + 3 * weights + rows * WHOLE_BATCH_WARPS * lane_rows),
-        blocks=_whole_batch_blocks(rows), needs="sm_80", constants=True,
-        prefetched=(("weight", 0), ("weight_slots", 0)), spill_bytes=24,
-        products=(DENSE_PRODUCT, replace(DENSE_PRODUCT, when=("dx",))), block=block,
-    )  # fmt: skip
-
-
-def _whole_batch_warps(rows: int) -> tuple[int, int]:
-    """Rows of W that a warp of the backward pass moves at a time, and how many warps share them at most."""
-    return (2, 2) if rows > 16 else (4, 4)
-
-
-def _whole_batch_blocks(rows: int) -> int:
-    """Blocks of the backward pass that a multiprocessor of sm_90a has at once."""
-    return 3 if rows == 16 else 4
-
-
-def whole_batch_backward_grid(
-    k: int, n: int, rows: int, multiprocessors: int, *, has_dx: bool
-) -> tuple[tuple[int, int, int], int]:
-    """Blocks of the backward pass of a weight (k, n), and how many warps of each share rows of W.
-
-    As many share them as leave all blocks on the card at once: it would be half empty while the last ones run.
-    """
-    (lane_rows, most_warps), slices = _whole_batch_warps(rows), ceil_div(n, WHOLE_BATCH_COLUMNS)
-    room, warps = multiprocessors * _whole_batch_blocks(rows), 1
-
-    def blocks(warps: int) -> int:
-        return ceil_div(k, lane_rows * WHOLE_BATCH_WARPS // warps)
-
-    while warps < min(most_warps, slices) and blocks(2 * warps) <= room:
-        warps *= 2
-    across = blocks(warps)
-    down = 1 if has_dx else max(1, min(ceil_div(slices, warps), room // across))
-    return (across, down, 1), warps
 
 
 def dense_backward_atomic() -> Entry:
@@ -574,11 +471,4 @@ def dense_entries() -> list[Entry]:
     entries += [update_layers(rule, tile) for rule in RULES for tile in (None, WARP_SPLIT_WEIGHT)]
     entries += [update_layers(rule, WARP_SPLIT_WEIGHT, by_parts=True) for rule in RULES]
     entries += [dense_update_few_rows(rule, stream=stream) for rule in RULES for stream in (False, True)]
-    entries += [
-        dense_forward_whole_batch(rows, columns, split)
-        for rows in WHOLE_BATCHES
-        for columns in whole_batch_forward_columns(rows)
-        for split in WHOLE_BATCH_SPLITS
-    ]
-    entries += [dense_backward_whole_batch(rule, rows) for rule in RULES for rows in WHOLE_BATCHES]
     return [*entries, dense_backward_atomic()]

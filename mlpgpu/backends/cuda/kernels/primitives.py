@@ -1,5 +1,6 @@
 """Prefix sums (``primitives/scan.cuh``), sorts (``primitives/sort.cuh``), histograms (``primitives/histogram.cuh``),
-rows and columns of arrays, and random words (``elementwise/random.cuh``)."""
+rows and columns of arrays, and random words (``elementwise/random.cuh``); and what measures the card
+(``bench/peak_rates.cuh``), for which no plan asks."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ WORD_BYTES = (16, 4, 1)  # of what rows are taken by
 # Blocks that take rows.  A resident one delays the next product, whose blocks have a multiprocessor each, until it
 # ends: so all multiprocessors ask for rows, and have them as soon as the link allows.
 PARTITION_BLOCKS = 264
+CHAINS = 8  # of bench/peak_rates.cuh
 
 
 def prefix_sum(dtype: str) -> Entry:
@@ -183,3 +185,9 @@ def primitive_entries() -> list[Entry]:
     rows = [entry(source) for source in SOURCES for entry in (take_rows, put_column)]
     rows += [take_partition(size) for size in WORD_BYTES]
     return [*(prefix_sum(dtype) for dtype in SCANNED), *sorts, *counts, *rows, random_words(), initial_uniform()]
+
+
+def multiply_add() -> Entry:
+    """Chains of multiply-adds that do not wait for each other."""
+    signature = f"float a, float b, int rounds, float* y[grid.x,{ROW_THREADS}]"
+    return Entry("multiply_add", "bench/peak_rates.cuh", "multiply_add", arguments(signature), ROW_THREADS)

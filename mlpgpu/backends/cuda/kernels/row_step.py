@@ -9,10 +9,9 @@ from itertools import accumulate, pairwise, product
 from ....activations import ACTIVATIONS
 from ....losses import FORMS
 from ...sources import camel
-from .dense import SPLIT_FORMAT
+from .dense import FORMAT_OF_COMPONENTS
 from .entry import ROW_THREADS, ROWS, WARP, WARPS_PER_BLOCK, Entry, Product, arguments, ceil_div
 from .losses import LOSS_SUMS, TargetReader, reads_numbers
-from .operand_format import BFLOAT16, BFLOAT16_PAIR
 from .updates import RULES, slot_count
 
 # RowStepShape of fused/row_step.cuh.
@@ -77,9 +76,6 @@ SUM_OF_BLOCKS_VECTORS = 32  # that a block of fused/update_from_blocks.cuh adds 
 
 # Three components' fragments leave too few registers for what is read before a product.
 TENSOR_ROW_STEP_SPILL_BYTES = {1: 0, 2: 0, 3: 96}
-
-# What tensor cores multiply, but that a pair's second component is not scaled.
-_FORMATS = {each.components: each for each in (BFLOAT16, BFLOAT16_PAIR, SPLIT_FORMAT)}
 
 # Components of a number that a precision multiplies.
 COMPONENTS_OF_PRECISION = {"bfloat16": 1, "tf32": 2, "float32": 3}
@@ -180,7 +176,7 @@ def tensor_row_step(
         f"tensor_row_step<{camel(name)}, {reader.struct}, {form.components}, ActivationList<{listed}>>",
         arguments(signature), TENSOR_ROW_STEP_THREADS, form.shared_bytes, block=f"TensorRowStep<{form.shared_bytes}>",
         needs="sm_90a", spill_bytes=TENSOR_ROW_STEP_SPILL_BYTES[form.components], loss_numbers=reads_numbers(name),
-        operand_format=_FORMATS[form.components],
+        operand_format=FORMAT_OF_COMPONENTS[form.components],
         prefetched=tuple((name, 0) for name in ("order", "data", "bytes", "mean", "deviation", "described")),
         products=(Product(("rows", "products")), Product(("rows", "products")), Product(("rows", "passed"))),
     )  # fmt: skip

@@ -18,13 +18,14 @@ from .rows import row_entries
 from .split_operands import split_entries
 from .tensor import tensor_entries
 from .updates import update_entries
+from .whole_batch import whole_batch_entries
 
 
 @cache
 def all_entries() -> tuple[Entry, ...]:
     """Every entry that a plan or its metrics can ask for, from the tables of the NumPy specification."""
-    entries = [*dense_entries(), *split_entries(), *tensor_entries(), *local_entries(), *row_entries()]
-    entries += [*loss_entries(), *update_entries(), *primitive_entries(), *network_entries()]
+    entries = [*dense_entries(), *whole_batch_entries(), *split_entries(), *tensor_entries(), *local_entries()]
+    entries += [*row_entries(), *loss_entries(), *update_entries(), *primitive_entries(), *network_entries()]
     entries += [*row_step_entries(), *tensor_row_step_entries(), *part_entries()]
     for kind, textured in product(("index", "dense"), (True, False)):
         entries += [*metric_entries(kind, textured=textured), *rank_entries(textured=textured)]

@@ -24,6 +24,7 @@ from ..select.counted import (
     update_blocks_clocks,
     update_clocks,
     weight_clocks,
+    whole_batch_clocks,
 )
 from .costs import array_bytes, lengths_of, moved_bytes
 from .peak_rates import PeakRates
@@ -46,6 +47,11 @@ def predicted_seconds(launch: Launch, rows: int, multiprocessors: int, rates: Pe
         return LAUNCH_SECONDS + launch.lengths["clocks"] / CLOCKS
     if function in ("row_step", "update_layers"):
         return LAUNCH_SECONDS + _clocks_of_blocks(launch, rows, multiprocessors) / CLOCKS
+    if "_tensor_whole_batch" in function:
+        k, n = launch.values["k"], launch.values["n"]
+        assert isinstance(k, int) and isinstance(n, int)
+        of_pass = whole_batch_clocks(launch.entry, launch.grid, k, n, rows, multiprocessors) / CLOCKS
+        return LAUNCH_SECONDS + max(10 / WHOLE_BATCH_TENTHS * least, of_pass)
     if "_whole_batch" in function:
         return LAUNCH_SECONDS + 10 / WHOLE_BATCH_TENTHS * least
     if launch.entry.name.startswith("head"):

@@ -56,7 +56,7 @@ class Arrays:
 def _grows_with_rows(name: str, plan: Plan) -> bool:
     """Whether an array has a part for each row: a buffer, its operands for tensor cores, what a kernel keeps of it."""
     buffer, _, of_buffer = name.partition(".")
-    is_of_buffer = not of_buffer or of_buffer.startswith(("components", "row_scales"))
+    is_of_buffer = not of_buffer or of_buffer.startswith(("components", "row_scales", "fragments"))
     has_rows = buffer in plan.buffers and plan.buffers[buffer].axes[1] == "row"
     side_by_side = "row step.y", "row step.dz", "tensor row step.slopes", OUTPUTS, DELTAS
     return (has_rows and is_of_buffer) or name.endswith(ROW_ARRAYS) or name in side_by_side

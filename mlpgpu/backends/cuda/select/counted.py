@@ -20,6 +20,7 @@ from ..kernels import (
     WARP_SPLIT_WEIGHT,
     WHOLE_HEAD,
     ClusterSplitTile,
+    Entry,
     HeadForm,
     OperandFormat,
     SimtTile,
@@ -29,6 +30,9 @@ from ..kernels import (
     ceil_div,
     small_n_grid,
     tensor_row_step_columns,
+    tensor_whole_batch,
+    tensor_whole_batch_chunks,
+    tensor_whole_batch_slices,
 )
 from . import thresholds
 
@@ -274,6 +278,23 @@ def parts_of_rows(shapes: Sequence[tuple[int, int]], rows: int, multiprocessors:
     slices, tiles = ceil_div(rows, tile.K), sum(math.prod(tile.grid(k, n)) for k, n in shapes)
     parts = ceil_div(slices, ceil_div(slices, max(1, min(slices, multiprocessors // tiles))))
     return parts, update_blocks_clocks(tile, tiles, parts, rows, multiprocessors)
+
+
+def whole_batch_clocks(
+    entry: Entry, grid: tuple[int, int, int], k: int, n: int, rows: int, multiprocessors: int
+) -> int:
+    """Of a pass over W (k, n) on tensor cores by blocks that keep the whole batch, forward or back."""
+    assert entry.operand_format is not None
+    components, is_forward = entry.operand_format.components, "forward" in entry.function
+    shape = tensor_whole_batch(rows, components), components
+    if is_forward:
+        pieces, sharing = tensor_whole_batch_slices(k), entry.cluster
+        clocks = thresholds.TENSOR_WHOLE_BATCH_SLICE_CLOCKS[shape]
+    else:
+        pieces, sharing = tensor_whole_batch_chunks(n), grid[1]
+        clocks = thresholds.TENSOR_WHOLE_BATCH_CHUNK_CLOCKS[shape]
+    waves = ceil_div(grid[0] * grid[1], 2 * multiprocessors)
+    return waves * (ceil_div(pieces, sharing) + 2) * clocks
 
 
 def is_faster(one: int, other: int) -> bool:

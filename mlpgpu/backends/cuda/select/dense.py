@@ -170,16 +170,19 @@ class FewRows:
 class WholeBatch:
     """Products of few rows by one pass over W, whose blocks keep at most ``rows`` rows; dx and the update are one.
 
-    ``split`` blocks of a forward product have the same ``columns``, each a part of k.
+    ``split`` blocks of a forward product have the same ``columns``, each a part of k.  Tensor cores multiply so many
+    ``components`` of a number, or none where plain cores multiply.
     """
 
     rows: int
     why: str
     columns: int = 16
     split: int = 1
+    components: int = 0
 
     def __str__(self) -> str:
-        return f"whole batch of {self.rows} rows" + f", k by {self.split} blocks" * (self.split > 1)
+        made = f"whole batch of {self.rows} rows" + f", k by {self.split} blocks" * (self.split > 1)
+        return made + f", tensor cores by {self.components} components" * (self.components > 0)
 
 
 @dataclass(frozen=True)
@@ -498,11 +501,42 @@ def splits_operands(k: int, n: int, work: Work) -> bool:
 
 def keeps_whole_batch(k: int, n: int, work: Work) -> bool:
     """Whether each of a layer's products in a step is one pass over W by blocks that keep all rows of the batch."""
-    is_few = work.rows <= kernels.WHOLE_BATCHES[-1] and kernels.architecture(work.setting.arch) >= 80
-    is_ordered = work.is_training and work.reduction == "ordered"
+    return whole_batch_components(k, n, work) is not None
+
+
+def whole_batch_components(k: int, n: int, work: Work) -> int | None:
+    """How many components of a number such passes multiply on tensor cores, 0 on plain cores; None without passes."""
+    is_ordered = work.is_training and work.reduction == "ordered" and kernels.architecture(work.setting.arch) >= 80
     is_large = n > kernels.SMALL_N_COLUMNS and k * n >= thresholds.WHOLE_BATCH_LEAST_WEIGHTS and not is_cut(k, n)
-    is_used = thresholds.WHOLE_BATCH_IS_USED and is_ordered and is_few and is_large
-    return is_used and not _is_more_arithmetic(k * n, work)
+    if not (thresholds.WHOLE_BATCH_IS_USED and is_ordered and is_large):
+        return None
+    components = _components(work)
+    if components and _is_one_pass_on_tensor_cores(k * n, components, work):
+        return components
+    is_few = work.rows <= kernels.WHOLE_BATCHES[-1]
+    return 0 if is_few and not _is_more_arithmetic(k * n, work) else None
+
+
+def _is_one_pass_on_tensor_cores(weights: int, components: int, work: Work) -> bool:
+    """Whether such passes over so many weights take less time by ``components`` on tensor cores than other ways."""
+    is_few = work.rows <= thresholds.TENSOR_WHOLE_BATCH_FEW_ROWS
+    least, of_more = thresholds.TENSOR_WHOLE_BATCH_LEAST_WEIGHTS, thresholds.TENSOR_WHOLE_BATCH_LEAST_WEIGHTS_OF_MORE
+    most_rows = thresholds.TENSOR_WHOLE_BATCH_MOST_ROWS[components]
+    suits = thresholds.TENSOR_WHOLE_BATCH_LEAST_ROWS <= work.rows <= most_rows
+    return thresholds.TENSOR_WHOLE_BATCH_IS_USED and suits and weights >= (least if is_few else of_more)
+
+
+def _components(work: Work) -> int:
+    """Of a number in the precision of a step, if tensor cores multiply: 8, 16 or all bits of it."""
+    if work.operand_format is None:
+        return 0
+    return (
+        1
+        if work.operand_format.is_single
+        else 3
+        if work.operand_format.products == 3 and work.operand_format.scaled
+        else 2
+    )
 
 
 def _is_more_arithmetic(weights: int, work: Work) -> bool:
@@ -570,6 +604,13 @@ def _forward(k: int, n: int, work: Work) -> Forward:
     card = work.setting
     if keeps_whole_batch(k, n, work):
         weights = f"{k * n:,} weights ≥ {thresholds.WHOLE_BATCH_LEAST_WEIGHTS:,}"
+        if components := whole_batch_components(k, n, work):
+            fitting = kernels.tensor_whole_batch(work.rows, components)
+            assert fitting is not None
+            why = f"{weights}, {work.rows} rows: blocks that keep the batch pass over W once, on tensor cores"
+            may_split = card.arch == "sm_90a"
+            split = kernels.tensor_whole_batch_split(k, n, card.multiprocessors) if may_split else 1
+            return WholeBatch(fitting, why, kernels.TENSOR_WHOLE_BATCH_COLUMNS, split, components)
         most = kernels.whole_batch(work.rows)
         why = f"rows: {work.rows} ≤ {kernels.WHOLE_BATCHES[-1]}, {weights}: blocks that keep the batch pass over W once"
         columns = _whole_batch_columns(n, most, card.multiprocessors)

@@ -352,6 +352,23 @@ WHOLE_BATCH_ROWS_OF_SINGLES = 16
 WHOLE_BATCH_MOST_WEIGHTS_OF_SINGLES = 1 << 22
 WHOLE_BATCH_MOST_WEIGHTS_OF_SCALED = 20 << 20
 
+# Passes over W on tensor cores: between so many rows, the most by components of a number, and for weights from these
+# sizes on, of FEW_ROWS and of more.  An H100, µs a step, without and with them: 2085-1024-1024-882 at 19 rows in
+# float32 96.5, 82.7; 51-3072-3072-2 at 64 193, 152; 1000-1300-1300-200 at 24 in tf32 99, 84; 14-1556-1556-1556-338 at
+# 64 163, 140; 39-6144-1536-1536-3072-6144-31 at 32 in bfloat16 442, 383.  784-1024-1024-10 at 64 in float32 68.5, 75.1;
+# 51-3072-3072-2 at 100 in tf32 197, 225; 1788-768-384-2048-512-326 at 39 in bfloat16 94, 122.
+TENSOR_WHOLE_BATCH_IS_USED = True
+TENSOR_WHOLE_BATCH_LEAST_ROWS = 17
+TENSOR_WHOLE_BATCH_MOST_ROWS = {1: 32, 2: 64, 3: 64}
+TENSOR_WHOLE_BATCH_FEW_ROWS = 32
+TENSOR_WHOLE_BATCH_LEAST_WEIGHTS = 3 << 18
+TENSOR_WHOLE_BATCH_LEAST_WEIGHTS_OF_MORE = 3 << 19
+
+# Clocks of one slice of W's rows of such a forward pass, and of one chunk of its columns of the backward pass, by rows
+# of a block and components; a block takes two more for what it does once.  Fitted on those steps.
+TENSOR_WHOLE_BATCH_SLICE_CLOCKS = {(32, 1): 2200, (32, 2): 2800, (32, 3): 3300, (64, 2): 3700, (64, 3): 4800}
+TENSOR_WHOLE_BATCH_CHUNK_CLOCKS = {(32, 1): 5200, (32, 2): 5400, (32, 3): 5400, (64, 2): 6000, (64, 3): 6800}
+
 # --- losses, outputs ---
 
 # A row of so many columns is taken by a block of 1,024 threads, of fewer by a warp.  272,000 columns: loss 1.37 -> 0.05

@@ -8,7 +8,7 @@ from typing import Any
 from ...kernels.launches import Launch
 from .. import groups
 from ..groups import Group
-from . import finish, fused, gemm, local, parts, row_step, rows, simt, tensor_row_step, update_layers
+from . import finish, fused, gemm, local, parts, row_step, rows, simt, tensor_row_step, update_layers, whole_batch
 from .shard import Shard
 
 _EMIT: dict[type[Group], Callable[[Shard, Any], None]] = {
@@ -57,6 +57,7 @@ _EMIT: dict[type[Group], Callable[[Shard, Any], None]] = {
 def emit(shard: Shard, made: Sequence[Group]) -> list[Launch]:
     """The launches of groups on a shard, of which there may have been others before."""
     shard.launches = []
+    shard.read_as_fragments = whole_batch.read_as_fragments(shard.selection, made)
     update_layers.lay_side_by_side(shard, made)
     for group in made:
         _EMIT[type(group)](shard, group)

@@ -50,6 +50,8 @@ class Shard:
         launches: those that there are so far.
         shapes: of parameters.
         segments: where the names of the plan lie that are parts of an array.
+        read_as_fragments: buffers of which a kernel that makes them leaves fragments too.
+        fragments: of which there are some so far.
     """
 
     selection: Selection
@@ -67,6 +69,8 @@ class Shard:
         self.segments: dict[str, At] = {p.name: At("parameters", p.offset) for p in plan.parameters}
         self.segments |= {s.name: At("statistics", s.offset) for s in plan.statistics}
         self.segments |= {p.name: At("partials", begin + p.offset) for p in plan.partials}
+        self.read_as_fragments: frozenset[str] = frozenset()
+        self.fragments: set[str] = set()
         self.inputs: dict[str, At] = {}  # where the rows lie of which a gather makes a buffer
         for each in self.selection.operations:
             op = each.operation

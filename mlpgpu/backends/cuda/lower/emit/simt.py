@@ -18,29 +18,24 @@ from ..groups import (
     DenseInputUpdate,
     DensePartials,
     DenseUpdate,
-    Derivative,
 )
+from . import whole_batch
 from .shard import Grid, Shard
 
 MOST_SUM_BLOCKS = 1 << 16
-NO_DERIVATIVE = Derivative()
 
 
 def forward(shard: Shard, group: DenseForward) -> None:
     op, path = group.op, group.path
     k, n = shard.shapes[op.weight]
-    values: dict[str, Value] = {
-        **shard.rows_of(op.x, group.by_order), "w": shard.ref(op.weight), "b": shard.ref(op.bias),
-        "z": shard.stored(op.z), "y": shard.stored(op.y), "k": k, "n": n,
-    }  # fmt: skip
     if isinstance(path, WholeBatch):
-        values |= {"activation": kernels.activation_number(op.activation), **shard.dropout(group.dropout)}
-        values["dropped"] = shard.stored(group.dropout.y) if group.dropout else None
-        entry = kernels.dense_forward_whole_batch(path.rows, path.columns, path.split)
-        grid = kernels.whole_batch_forward_grid(n, path.columns, path.split)
-    else:
-        entry, grid = kernels.dense_forward(op.activation, path.tile), path.tile.grid(shard.rows, n)
-    shard.add(group, entry, grid, **values)
+        whole_batch.forward(shard, group, path)
+        return
+    shard.add(
+        group, kernels.dense_forward(op.activation, path.tile), path.tile.grid(shard.rows, n),
+        **shard.rows_of(op.x, group.by_order), w=shard.ref(op.weight), b=shard.ref(op.bias), z=shard.stored(op.z),
+        y=shard.stored(op.y), k=k, n=n,
+    )  # fmt: skip
 
 
 def partials(shard: Shard, group: DensePartials) -> None:
@@ -116,28 +111,8 @@ def backward_input(shard: Shard, group: DenseInput) -> None:
 
 def backward_input_update(shard: Shard, group: DenseInputUpdate) -> None:
     dx = group.dropout.dx if group.dropout else group.op.dx
-    shard.launches.append(_whole_batch(shard, group, group.path, dx, group.dropout, group.derivative))
-
-
-def _whole_batch(
-    shard: Shard,
-    group: DenseInputUpdate | DenseUpdate,
-    path: WholeBatch,
-    dx: str | None = None,
-    dropout: ops.DropoutBackward | None = None,
-    derivative: Derivative = NO_DERIVATIVE,
-) -> Launch:
-    """The update of a weight, and dx where somebody reads it."""
-    op = group.op
-    k, n = shard.shapes[op.weight]
-    has_dx = dx is not None
-    grid, column_warps = kernels.whole_batch_backward_grid(k, n, path.rows, shard.multiprocessors, has_dx=has_dx)
-    return shard.launch(
-        group, kernels.dense_backward_whole_batch(shard.rule, path.rows), grid,
-        **shard.rows_of(op.x, group.by_order), dz=shard.ref(op.dz), **shard.updated(op),
-        saved=shard.ref(derivative.saved), dx=shard.stored(dx), k=k, n=n, column_warps=column_warps,
-        activation=kernels.activation_number(derivative.activation), **shard.dropout(dropout),
-    )  # fmt: skip
+    launch = whole_batch.backward(shard, group, group.path, dx, group.dropout, group.derivative)
+    shard.launches.append(launch)
 
 
 def gradient(shard: Shard, group: DenseGradient) -> None:
@@ -161,7 +136,7 @@ def update(shard: Shard, group: DenseUpdate) -> None:
         shard.launches.append(Launch(entry, grid, {**few, "dz": shard.ref(op.dz), "partials": partials}, group.title))
         return
     if isinstance(path, WholeBatch):
-        launch = _whole_batch(shard, group, path)
+        launch = whole_batch.backward(shard, group, path)
         beside = replace(launch, on_side_stream=group.on_side_stream, after_others=group.after_others)
         shard.launches.append(beside)
         return
