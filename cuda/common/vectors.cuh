@@ -20,13 +20,15 @@ __device__ __forceinline__ void load_four(const unsigned char* from, unsigned ch
     to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
 }
 
-// 2 or 4 neighbours, which are a vector, past the first-level cache.
-__device__ __forceinline__ void load_vector(const float* from, float (&to)[2]) {
-    const float2 two = __ldcg(reinterpret_cast<const float2*>(from));
-    to[0] = two.x, to[1] = two.y;
-}
-__device__ __forceinline__ void load_vector(const float* from, float (&to)[4]) {
-    unpack(__ldcg(reinterpret_cast<const float4*>(from)), to);
+// A number past the first-level cache, by an instruction of its own: the compiler loads a whole vector for some neighbours.
+__device__ __forceinline__ float load_alone(const float* from) {
+#if defined(MLPGPU_HOST)
+    return *from;
+#else
+    float number;
+    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(number) : "l"(from) : "memory");
+    return number;
+#endif
 }
 
 // 2, or a multiple of 4, neighbours of shared memory.

@@ -57,8 +57,14 @@ __device__ __forceinline__ int lead_of(const float* rows, int row, int n) {
 }
 
 // Starts to copy a vector that reaches into a row, of which `left` numbers are left from it on; what lies behind becomes 0.
+// What there is of a part of a vector, which may be an array's last one, the thread loads number by number.
 __device__ __forceinline__ void copy_vector(float* to, const float* from, int left) {
-    copy_async_or_clear<16>(shared_address(to), from, 4 * min(max(left, 0), 4));
+    if (left >= 4) {
+        copy_async<16>(to, from);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) to[i] = i < left ? load_alone(from + i) : 0.0f;
 }
 
 // The same of the vector that has this number, of a row of which `left` are left from it on. Of IS_WHOLE it is known that

@@ -10,6 +10,7 @@
 // the last one are 0, and rows behind those of the batch may have anything.
 #pragma once
 
+#include "common/async_copy.cuh"
 #include "common/dependent_launch.cuh"
 #include "common/integers.cuh"
 #include "dense/batch_rows.cuh"
@@ -52,6 +53,14 @@ struct Fragments : FragmentShape {
 
 // Which of a tile's rows a lane copies, whose part is a vector of LANE_WORDS.
 __device__ __forceinline__ int lane_row_of_tile() { return threadIdx.x % WARP / 16 * 8 + threadIdx.x % 8; }
+
+// Starts to copy a lane's words of a tile, or clears their place.
+__device__ __forceinline__ void copy_or_clear_words(unsigned* to, const unsigned* from, bool is_there) {
+    if (is_there)
+        copy_async<16>(to, from);
+    else
+        *reinterpret_cast<uint4*>(to) = make_uint4(0, 0, 0, 0);
+}
 
 // A tile in shared memory as an operand whose sums go over columns: B's fragments of its rows 0 to 7, then of the others.
 __device__ __forceinline__ void load_rows(unsigned (&to)[4], const unsigned* tile) {

@@ -94,18 +94,18 @@ __device__ __forceinline__ void tensor_backward_of_rows(const Rows& rows, const 
         for (int tile = 0; tile < T::ROW_TILES; ++tile)
 #pragma unroll
             for (int p = 0; p < T::COMPONENTS; ++p)
-                copy_async_or_clear<16>(
-                    shared_address(staged_dz + (stage % T::DELTA_STAGES * T::FRAGMENTS + (p * T::ROW_TILES + tile) * T::WORDS + of_lane)),
-                    copied_dz + p * component_stride + tile * T::WORDS, tile * T::STEP < left_rows ? 16 : 0);
+                copy_or_clear_words(
+                    staged_dz + (stage % T::DELTA_STAGES * T::FRAGMENTS + (p * T::ROW_TILES + tile) * T::WORDS + of_lane),
+                    copied_dz + p * component_stride + tile * T::WORDS, tile * T::STEP < left_rows);
         copied_dz += dz_stride;
     };
     fetch_dz(first + of_warp, 0);
     for (int tile = warp; tile < T::ROW_TILES; tile += T::WARPS)
 #pragma unroll
         for (int p = 0; p < T::COMPONENTS; ++p)
-            copy_async_or_clear<16>(shared_address(staged_x + (p * T::ROW_TILES + tile) * T::WORDS + of_lane),
-                                    x.tile(blockIdx.x, tile) + p * x.component_stride() + of_lane,
-                                    tile * T::STEP < left_rows ? 16 : 0);
+            copy_or_clear_words(staged_x + (p * T::ROW_TILES + tile) * T::WORDS + of_lane,
+                                x.tile(blockIdx.x, tile) + p * x.component_stride() + of_lane,
+                                tile * T::STEP < left_rows);
     commit_copies();
     const float scale = mean_scale(totals);
     of_bias.scale = scale;

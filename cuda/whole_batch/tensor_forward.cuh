@@ -97,8 +97,8 @@ __device__ __forceinline__ void dense_forward_tensor_whole_batch(const Step* ste
             if (j + copied_column >= smallest(SLICE_COLUMNS, columns)) break;
 #pragma unroll
             for (int p = 0; p < T::COMPONENTS; ++p)  // rows that there are not give sums that are not stored
-                copy_async_or_clear<16>(shared_address(to + (p * SLICE_COLUMNS + j) * T::ROW_TILES * T::WORDS),
-                                        copied_x + p * component_stride + j * column_stride, has_row ? 16 : 0);
+                copy_or_clear_words(to + (p * SLICE_COLUMNS + j) * T::ROW_TILES * T::WORDS,
+                                    copied_x + p * component_stride + j * column_stride, has_row);
         }
         copied_x += SPLIT * SLICE_COLUMNS * column_stride;
     };

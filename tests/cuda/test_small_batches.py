@@ -691,7 +691,7 @@ def test_an_epoch_of_passes_on_tensor_cores(case: str, precision: str, monkeypat
         monkeypatch.setattr(thresholds, name, value)
     layers, options = FEW_ROWS[case]
     epoch = Epoch(layers, options, precision=precision, as_bytes=case == "a head")
-    host = HostProgram(epoch.plan, epoch.data, epoch.sampling, arch="sm_80")
+    host = HostProgram(epoch.plan, epoch.data, epoch.sampling, arch="sm_90a")
     made = [launch.entry.name for shard in host.low.shards for launch in shard]
     wide = [layer for layer in layers if isinstance(layer, Dense) and layer.n_out > kernels.SMALL_N_COLUMNS]
     shards, is_stored = options.get("shards", 1), case in ("a norm comes between", "shards")
@@ -701,7 +701,7 @@ def test_an_epoch_of_passes_on_tensor_cores(case: str, precision: str, monkeypat
     if precision == "float32":
         check_exact(epoch, host)
     else:
-        products = 3 * len(layers) * (3 if "optimizer" in options else 1)  # Adam moves by roundings of small gradients too
+        products = 3 * len(layers) * (3 if "optimizer" in options else 1)  # Adam moves by small gradients' roundings
         check_epoch(epoch, host, BFLOAT16 if precision == "bfloat16" else BFLOAT16_PAIR, products)
 
 

@@ -139,7 +139,7 @@ def batch_fragments(components: int) -> Entry:
     return Entry(
         f"{name}_{components}", "whole_batch/fragments.cuh", f"{name}<{components}>",
         arguments(f"{ROWS}, {x}, uint16_t* {made}, int row_tiles, int n"), ROW_THREADS, 0,
-        prefetched=(), block="BatchFragments",
+        needs="sm_90a", prefetched=(), block="BatchFragments",
     )  # fmt: skip
 
 
@@ -177,7 +177,7 @@ def dense_forward_tensor_whole_batch(rows: int, components: int, split: int = 1)
     return Entry(
         f"{name}_{rows}_{components}" + f"_by_{split}" * (split > 1), "whole_batch/tensor_forward.cuh",
         f"{name}<{block}, {split}>", arguments(signature), _TENSOR_WARPS * WARP, shared_bytes,
-        blocks=2 if shared_bytes <= _TENSOR_ROOM else 1, needs="sm_90a" if split > 1 else "sm_80", cluster=split,
+        blocks=2 if shared_bytes <= _TENSOR_ROOM else 1, needs="sm_90a", cluster=split,
         prefetched=(("w", 0),), products=(DENSE_PRODUCT,), spill_bytes=32,
         block=block, operand_format=FORMAT_OF_COMPONENTS[components],
     )  # fmt: skip
@@ -214,9 +214,9 @@ def dense_backward_tensor_whole_batch(rule: str, rows: int, components: int) -> 
     return Entry(
         f"{name}_{rule}_{rows}_{components}", "whole_batch/tensor_backward.cuh", f"{name}<{rule}Rule, {block}>",
         arguments(signature), _TENSOR_WARPS * WARP, shared_bytes,
-        blocks=2 if shared_bytes <= _TENSOR_ROOM else 1, needs="sm_80", constants=True,
+        blocks=2 if shared_bytes <= _TENSOR_ROOM else 1, needs="sm_90a", constants=True,
         prefetched=(("weight", 0), ("weight_slots", 0)), products=(DENSE_PRODUCT, replace(DENSE_PRODUCT, when=("dx",))),
-        block=block, operand_format=FORMAT_OF_COMPONENTS[components], spill_bytes=32,
+        block=block, operand_format=FORMAT_OF_COMPONENTS[components], spill_bytes=128,
     )  # fmt: skip
 
 

@@ -450,7 +450,7 @@ def _plain_clocks(layer: CountedLayer, work: Work) -> int:
     late = thresholds.LATE_LAUNCH_CLOCKS
     if layer.has_head:
         clocks = layer.head_clocks or head_clocks(k, n, work.rows, sms)
-    elif is_cut(k, n):
+    elif is_cut(k, n) and not keeps_whole_batch(k, n, work):
         clocks = thresholds.LAUNCH_CLOCKS + split_clocks(k, n, work, makes_dx=layer.makes_dx)
     else:
         cut, by_parts_of_k = _cut_of_step(k, n, work)
@@ -507,14 +507,15 @@ def keeps_whole_batch(k: int, n: int, work: Work) -> bool:
 def whole_batch_components(k: int, n: int, work: Work) -> int | None:
     """How many components of a number such passes multiply on tensor cores, 0 on plain cores; None without passes."""
     is_ordered = work.is_training and work.reduction == "ordered" and kernels.architecture(work.setting.arch) >= 80
-    is_large = n > kernels.SMALL_N_COLUMNS and k * n >= thresholds.WHOLE_BATCH_LEAST_WEIGHTS and not is_cut(k, n)
+    is_short = k <= thresholds.CUT_MOST_K and n > kernels.HEAD_MOST_N and not work.has_tail
+    is_whole = not is_cut(k, n) or (is_short and work.rows <= thresholds.CUT_ROWS)
+    is_large = n > kernels.SMALL_N_COLUMNS and k * n >= thresholds.WHOLE_BATCH_LEAST_WEIGHTS and is_whole
     if not (thresholds.WHOLE_BATCH_IS_USED and is_ordered and is_large):
         return None
     components = _components(work)
     if components and _is_one_pass_on_tensor_cores(k * n, components, work):
         return components
-    is_few = work.rows <= kernels.WHOLE_BATCHES[-1]
-    return 0 if is_few and not _is_more_arithmetic(k * n, work) else None
+    return 0 if work.rows <= kernels.WHOLE_BATCHES[-1] and not _is_more_arithmetic(k * n, work) else None
 
 
 def _is_one_pass_on_tensor_cores(weights: int, components: int, work: Work) -> bool:
@@ -523,7 +524,8 @@ def _is_one_pass_on_tensor_cores(weights: int, components: int, work: Work) -> b
     least, of_more = thresholds.TENSOR_WHOLE_BATCH_LEAST_WEIGHTS, thresholds.TENSOR_WHOLE_BATCH_LEAST_WEIGHTS_OF_MORE
     most_rows = thresholds.TENSOR_WHOLE_BATCH_MOST_ROWS[components]
     suits = thresholds.TENSOR_WHOLE_BATCH_LEAST_ROWS <= work.rows <= most_rows
-    return thresholds.TENSOR_WHOLE_BATCH_IS_USED and suits and weights >= (least if is_few else of_more)
+    is_used = thresholds.TENSOR_WHOLE_BATCH_IS_USED and work.setting.arch == "sm_90a"
+    return is_used and suits and weights >= (least if is_few else of_more)
 
 
 def _components(work: Work) -> int:

@@ -230,7 +230,8 @@ def _whole_steps(plan: Plan, work: Work) -> tuple[BlocksOfRows, Verdict, Work]:
     """Whether a step goes by blocks of rows, or has a tail; and the work, with what is counted of all its layers."""
     if plan.tensor is not None:  # whose ranks choose alike, whatever parts they have
         in_parts = BlocksOfRows(False, "ranks have parts of the network, and exchange between layers")
-        return in_parts, _tail_of_parts(plan, work) if work.is_training else in_parts, work
+        tail = _tail_of_parts(plan, work) if work.is_training else in_parts
+        return in_parts, tail, replace(work, has_tail=tail.holds)
     operations = plan.training if work.is_training else plan.evaluation
     dense = [op for op in operations if isinstance(op, ops.Dense)]
     shapes = {segment.name: segment.shape for segment in (*plan.parameters, *plan.partials)}
@@ -243,11 +244,12 @@ def _whole_steps(plan: Plan, work: Work) -> tuple[BlocksOfRows, Verdict, Work]:
 
     step = count_step(_counted_layers(plan, dense, widths, work), work)
     if step is None:
-        return blocks_of_rows(plan, work), tail_of(work), work
+        tail = tail_of(work)
+        return blocks_of_rows(plan, work), tail, replace(work, has_tail=tail.holds)
     without = replace(work, tensor_shapes=frozenset())
     blocks, tail = blocks_of_rows(plan, work, step), tail_of(without)  # a tail spares launches that any other way has
     work = without if blocks or tail else replace(work, tensor_shapes=step.shapes)
-    return blocks, tail, work
+    return blocks, tail, replace(work, has_tail=tail.holds)
 
 
 _OF_TAIL = (ops.Gather, ops.Dense, ops.SumParts, ops.Loss, ops.DenseBackward, ops.ActivationBackward, ops.BiasBackward)

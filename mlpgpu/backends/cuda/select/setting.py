@@ -50,6 +50,7 @@ class Work:
             and each layer is counted by itself.
         has_floats: whether the step's products of activations write or read float32 arrays beside operands: z, where a
             derivative takes it, or what a dropout takes.
+        has_tail: whether one launch makes what follows a first layer that is split along k.
     """
 
     setting: Setting
@@ -62,6 +63,7 @@ class Work:
     operand_format: OperandFormat | None
     tensor_shapes: frozenset[tuple[int, int]] | None = None
     has_floats: bool = False
+    has_tail: bool = False
 
 
 def work_of(

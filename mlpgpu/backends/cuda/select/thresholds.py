@@ -344,6 +344,11 @@ WHOLE_BATCH_FILLED_HUNDREDTHS = 55
 # Smaller weights stay with kernels of tiles.  Not measured: follows from a launch that takes as long as its own start.
 WHOLE_BATCH_LEAST_WEIGHTS = 1 << 14
 
+# So few rows keep the batch in layers of at most so long k as well, which steps split along k else, if no head makes
+# their outputs and no tail follows.  An H100: 188-6144-114 at one row in bfloat16 54.8 -> 34.2 µs a step, 9-8192-408 at
+# 4 in tf32 107.8 -> 45.5.
+CUT_ROWS, CUT_MOST_K = 16, 16384
+
 # Of more rows than these, weights from these sizes on are on tensor cores where an operand is a single 16-bit number:
 # multiply-adds would take longer than memory.  At 32 rows 2738-4096-4096-8 in bfloat16: 354 -> 317 µs by tensor cores,
 # in tf32, whose operands are scaled, 356 -> 394; 2738-7901-7901-8 in tf32: 1,443 -> 1,212, with its first layer alone
