@@ -328,9 +328,27 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "what lies behind a row of dz not cleared": (
         "whole_batch/copies.cuh",
-        "4 * min(max(left, 0), 4)",
-        "left > 0 ? 16 : 0",
+        "    if (left >= 4) {",
+        "    if (left > 0) {",
         kernels.dense_backward_whole_batch("SGD", kernels.WHOLE_BATCHES[0]),
+    ),
+    "a chunk of W multiplied before all of it has come": (
+        "whole_batch/tensor_backward.cuh",
+        "__syncthreads();  // the chunk is there for all, and all have moved the one before",
+        "__syncwarp();",
+        kernels.dense_backward_tensor_whole_batch("SGD", 32, 2),
+    ),
+    "fragments of rows that there are not left as they are": (
+        "whole_batch/tensor_backward.cuh",
+        "const int left_rows = rows.count - lane_row_of_tile();",
+        "const int left_rows = T::ROWS;",
+        kernels.dense_backward_tensor_whole_batch("SGD", 32, 2),
+    ),
+    "the sums of dx of the first columns left out": (
+        "whole_batch/tensor_backward.cuh",
+        "for (unsigned block = 0; gridDim.y > 1",
+        "for (unsigned block = 1; gridDim.y > 1",
+        kernels.dense_backward_tensor_whole_batch("Nesterov", 32, 2),
     ),
     "the end of rows of dz not copied": (
         "whole_batch/backward.cuh",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -38,8 +39,15 @@ PRODUCT_ERRORS = {1: 2.0**-7 + 2.0**-16, 2: 2.0**-16, 3: 2.0**-22}
 
 
 def fragments_of(x: np.ndarray, batch: Batch, components: int) -> np.ndarray:
-    """The words of fragments of the shard's rows of x, (components, column tiles, row tiles, rows of matrices, 8)."""
-    return _in_tiles(np.stack(_split(x[batch.part], components)), batch)
+    """The words of fragments of the shard's rows of x, (components, column tiles, row tiles, rows of matrices, 8).
+
+    Rows behind those of the batch are NaN.
+    """
+    words = np.stack(_split(x[batch.part], components))
+    is_there = _in_tiles(
+        np.ones((words.shape[1], kernels.FRAGMENT * ceil_div(x.shape[1], kernels.FRAGMENT)), bool), batch
+    )
+    return np.where(is_there, _in_tiles(words, batch), np.uint16(0x7FC0))
 
 
 def _split(x: np.ndarray, components: int) -> list[np.ndarray]:
@@ -271,6 +279,7 @@ def tensor_whole_batch_cases() -> Iterator[Case]:
     for activation in ACTIVATIONS:
         yield dense_forward_whole_batch(activation, 32, whole(30), 20, 21, components=3)
         yield dense_backward_whole_batch("SGD", 32, whole(30), 21, 20, components=3, activation=activation)
-    yield dense_backward_whole_batch(
-        "AdamW", 32, whole(31), 5, 2000, components=3, has_dx=False
-    )  # blocks share columns
+    yield dense_backward_whole_batch("AdamW", 32, whole(31), 5, 2000, components=3, has_dx=False)
+    for batch, multiprocessors in product(batches(32), (1, 9)):  # blocks share columns
+        options: dict[str, Any] = {"components": 2, "multiprocessors": multiprocessors, "rate": 0.3}
+        yield dense_backward_whole_batch("Nesterov", 32, batch, 35, 900, **options)

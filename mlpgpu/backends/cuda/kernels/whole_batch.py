@@ -216,7 +216,7 @@ def dense_backward_tensor_whole_batch(rule: str, rows: int, components: int) -> 
         arguments(signature), _TENSOR_WARPS * WARP, shared_bytes,
         blocks=2 if shared_bytes <= _TENSOR_ROOM else 1, needs="sm_90a", constants=True,
         prefetched=(("weight", 0), ("weight_slots", 0)), products=(DENSE_PRODUCT, replace(DENSE_PRODUCT, when=("dx",))),
-        block=block, operand_format=FORMAT_OF_COMPONENTS[components], spill_bytes=128,
+        block=block, operand_format=FORMAT_OF_COMPONENTS[components], spill_bytes=256,
     )  # fmt: skip
 
 
