@@ -16,7 +16,7 @@ namespace mlpgpu {
 // A block computes COLUMNS columns of z for the whole batch, of at most ROWS rows, as zᵀ = Wᵀ xᵀ. Slices of K rows of W come
 // to shared memory by asynchronous copies, two slices ahead, and x's fragments along a slice one ahead. Warps split W as they
 // read it: each has 16 columns and some of a slice's K, so that no number of W is split twice. The SPLIT blocks of a cluster
-// take slices in turn, and each finishes a part of z, whose sums it reads from the memory of all.
+// have every SPLIT-th slice each, and each finishes a part of z, whose sums it reads from the memory of all.
 template <int ROWS_, int COMPONENTS_>
 struct TensorWholeBatchForward : FragmentShape {
     static constexpr int ROWS = ROWS_, COMPONENTS = COMPONENTS_, WARPS = 8, THREADS = WARPS * WARP, ROW_TILES = ROWS / STEP;
@@ -33,9 +33,9 @@ struct TensorWholeBatchForward : FragmentShape {
     static_assert(4 * SHARES * SUMS <= SHARED_BYTES, "in the end the warps' sums lie where the slices were");
 };
 
-// z = x W + b, y = f(z), f being the activation of this number, of x (B, k) as fragments. z is null where f' takes y, y where
-// nobody reads it; unless `dropped` is null it receives the dropout of y, and unless `fragments` is null they receive what of
-// the two came last. Grid: SPLIT blocks for each COLUMNS columns.
+// z = x W + b, y = f(z), f being the activation of this number, of x (B, k) as fragments. z is null where f' takes y; unless
+// `dropped` is null it receives the dropout of y. Unless `fragments` is null the block leaves what the next layer takes, y or
+// its dropout, as fragments too. Grid: SPLIT blocks for each COLUMNS columns.
 template <class T, int SPLIT>
 __device__ __forceinline__ void dense_forward_tensor_whole_batch(const Step* step, int shard, int shards,
                                                                  const uint16_t* x_fragments, const float* w, const float* b,

@@ -665,6 +665,17 @@ FEW_ROWS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
 }
 
 
+def check_passes(case: str, host: HostProgram, kind: str) -> None:
+    """All wide layers go forward by passes of this kind, and back where products move weights in place."""
+    layers, options = FEW_ROWS[case]
+    made = [launch.entry.name for shard in host.low.shards for launch in shard]
+    wide = [layer for layer in layers if isinstance(layer, Dense) and layer.n_out > kernels.SMALL_N_COLUMNS]
+    shards, is_stored = options.get("shards", 1), case in ("a norm comes between", "shards")
+    assert sum(name.startswith(f"dense_forward_{kind}") for name in made) == shards * len(wide)
+    moved = 0 if is_stored else sum(layer.trainable for layer in wide)
+    assert sum(name.startswith(f"dense_backward_{kind}") for name in made) == moved
+
+
 @pytest.mark.parametrize("by_order", [True, False])
 @pytest.mark.parametrize("case", FEW_ROWS)
 def test_an_epoch_that_keeps_the_whole_batch(case: str, by_order: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -673,12 +684,7 @@ def test_an_epoch_that_keeps_the_whole_batch(case: str, by_order: bool, monkeypa
     layers, options = FEW_ROWS[case]
     epoch = Epoch(layers, options, precision="float32-ieee", as_bytes=not by_order)
     host = HostProgram(epoch.plan, epoch.data, epoch.sampling, arch="sm_80")
-    made = [launch.entry.name for shard in host.low.shards for launch in shard]
-    wide = [layer for layer in layers if isinstance(layer, Dense) and layer.n_out > kernels.SMALL_N_COLUMNS]
-    shards, is_stored = options.get("shards", 1), case in ("a norm comes between", "shards")
-    assert sum(name.startswith("dense_forward_whole_batch") for name in made) == shards * len(wide)
-    moved = 0 if is_stored else sum(layer.trainable for layer in wide)
-    assert sum(name.startswith("dense_backward_whole_batch") for name in made) == moved
+    check_passes(case, host, "whole_batch")
     check_exact(epoch, host)
 
 
@@ -692,12 +698,7 @@ def test_an_epoch_of_passes_on_tensor_cores(case: str, precision: str, monkeypat
     layers, options = FEW_ROWS[case]
     epoch = Epoch(layers, options, precision=precision, as_bytes=case == "a head")
     host = HostProgram(epoch.plan, epoch.data, epoch.sampling, arch="sm_90a")
-    made = [launch.entry.name for shard in host.low.shards for launch in shard]
-    wide = [layer for layer in layers if isinstance(layer, Dense) and layer.n_out > kernels.SMALL_N_COLUMNS]
-    shards, is_stored = options.get("shards", 1), case in ("a norm comes between", "shards")
-    assert sum(name.startswith("dense_forward_tensor_whole_batch") for name in made) == shards * len(wide)
-    moved = 0 if is_stored else sum(layer.trainable for layer in wide)
-    assert sum(name.startswith("dense_backward_tensor_whole_batch") for name in made) == moved
+    check_passes(case, host, "tensor_whole_batch")
     if precision == "float32":
         check_exact(epoch, host)
     else:

@@ -532,13 +532,9 @@ def _components(work: Work) -> int:
     """Of a number in the precision of a step, if tensor cores multiply: 8, 16 or all bits of it."""
     if work.operand_format is None:
         return 0
-    return (
-        1
-        if work.operand_format.is_single
-        else 3
-        if work.operand_format.products == 3 and work.operand_format.scaled
-        else 2
-    )
+    if work.operand_format == kernels.HALF_PAIR:
+        return 3
+    return 1 if work.operand_format.is_single else 2
 
 
 def _is_more_arithmetic(weights: int, work: Work) -> bool:
@@ -607,11 +603,10 @@ def _forward(k: int, n: int, work: Work) -> Forward:
     if keeps_whole_batch(k, n, work):
         weights = f"{k * n:,} weights ≥ {thresholds.WHOLE_BATCH_LEAST_WEIGHTS:,}"
         if components := whole_batch_components(k, n, work):
+            most_rows = thresholds.TENSOR_WHOLE_BATCH_MOST_ROWS[components]
+            why = f"rows: {work.rows} ≤ {most_rows}, {k * n:,} weights: on tensor cores blocks pass over W once"
             fitting = kernels.tensor_whole_batch(work.rows, components)
-            assert fitting is not None
-            why = f"{weights}, {work.rows} rows: blocks that keep the batch pass over W once, on tensor cores"
-            may_split = card.arch == "sm_90a"
-            split = kernels.tensor_whole_batch_split(k, n, card.multiprocessors) if may_split else 1
+            split = kernels.tensor_whole_batch_split(k, n, card.multiprocessors)
             return WholeBatch(fitting, why, kernels.TENSOR_WHOLE_BATCH_COLUMNS, split, components)
         most = kernels.whole_batch(work.rows)
         why = f"rows: {work.rows} ≤ {kernels.WHOLE_BATCHES[-1]}, {weights}: blocks that keep the batch pass over W once"
