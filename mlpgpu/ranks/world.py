@@ -21,6 +21,9 @@ from .launchers import ALONE, INTERRUPT, INTERRUPT_VARIABLE, find_placement
 from .watch import Watch, tell
 
 INSTALL = 'pip install "mlpgpu[mpi]", or mpi4py for an MPI that is there'
+# Open MPI ends a process that looks for messages once the system has closed another's connection, whatever handler of
+# errors is set.  The watch, whose connection the system closes at the same moment, then has a second to say why.
+ABORT_DELAY = "OMPI_MCA_opal_abort_delay", "1"
 LEAST_START_SECONDS = 30.0  # that ranks have to come to MPI, however short the time limit: interpreters start meanwhile
 
 _placement = find_placement()
@@ -144,6 +147,7 @@ def _load_mpi(seconds: float) -> Any:
         what, expected = f"rank {rank()} of {ranks()}", "mpi4py and an MPI library"
         raise MissingPackageError(what, expected=expected, got=str(error), hint=INSTALL) from error
     if not MPI.Is_initialized():
+        os.environ.setdefault(*ABORT_DELAY)
         with _ended_after(seconds):
             MPI.Init_thread()  # which waits for the other ranks
         _is_ours = True

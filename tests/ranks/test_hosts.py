@@ -225,9 +225,17 @@ def test_ranks_that_cannot_reach_rank_0_are_named(tmp_path: Path) -> None:
     assert our_lines(done.errors) == [line]
 
 
+@pytest.mark.parametrize("late", [0.0, 0.5], ids=["", "seen by MPI first"])
 @pytest.mark.parametrize("killed", [0, 1])
-def test_a_killed_rank_ends_those_on_other_hosts_and_its_checkpoint_stands(killed: int, tmp_path: Path) -> None:
-    fits = 'fit(trainer("auto"), 10**6, Slowly())'
+def test_a_killed_rank_ends_those_on_other_hosts_and_its_checkpoint_stands(
+    killed: int, late: float, tmp_path: Path
+) -> None:
+    fits = f"""
+    from mlpgpu.ranks.watch import Watch
+    lose = Watch._lose
+    Watch._lose = lambda *lost: (time.sleep({late}), lose(*lost))
+    fit(trainer("auto"), 10**6, Slowly())
+    """
     with joined("alpha", "beta") as (hosts, _), lasting(hosts, tmp_path, fits, ALONE) as (pids, mpirun):
         os.kill(pids[killed], signal.SIGKILL)
         wait_for_ends(pids, SECONDS)
