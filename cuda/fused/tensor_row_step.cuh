@@ -1,12 +1,13 @@
 // Blocks of rows on tensor cores: all of a training step but the sum of its gradients in one launch, for networks of narrow
 // layers. A block takes `tile` rows of the batch from the data set through all layers and the loss back to the deltas, and
-// leaves their part of the gradients.
+// leaves their part of the gradients. Where inputs are too long for that, fused/input_layer.cuh makes the first layer's sums
+// before, and its gradient afterwards.
 //
 // What passes from layer to layer stays in shared memory, as components of bfloat16 (gemm/components.cuh). Weights come as
 // components that fused/update_from_blocks.cuh leaves, the next one while one is multiplied where there is room for two. A
 // gradient is the product of what the block has in shared memory in any case.
 //
-// `Level` l is what layer l makes, level 0 the inputs.
+// `Level` l is what layer l makes, level 0 the inputs, or what a first layer apart makes.
 #pragma once
 
 #include "arch/barriers.cuh"
@@ -52,8 +53,8 @@ struct TensorRowStep : TensorRowStepShape {
 __device__ __forceinline__ int partial_pitch(int n) { return round_up(n, 8); }
 
 // The weights of all layers in the order in which a block's rows meet them, forward and back, one after another in shared
-// memory. The last one serves both ways, and the first one is not met again, since nobody needs deltas of the inputs.
-template <int COMPONENTS>
+// memory. The last one serves both ways, and the first one is met again if level 0 HAS_DELTAS.
+template <int COMPONENTS, bool HAS_DELTAS>
 struct WeightsInTurn {
     const TensorRowStepLevel* levels;
     int layer_count, room, room_count;  // elements of each room for a weight
@@ -72,7 +73,7 @@ struct WeightsInTurn {
     // Starts to copy the next weight to room `place`, if there is one left for these rows and it is not in flight.
     __device__ __forceinline__ void fetch(int place) {
         const int layer = turn < layer_count ? turn + 1 : 2 * layer_count - 1 - turn;
-        if (is_fetched || layer < 1 || (layer == 1 && turn > 0)) return;
+        if (is_fetched || layer < 1 || (layer == 1 && turn > 0 && !HAS_DELTAS)) return;
         is_fetched = true;
         if (threadIdx.x != 0) return;
         const int pitch = components_pitch(levels[layer].n);
@@ -316,22 +317,90 @@ __device__ __forceinline__ void gradient_of_rows(const Components<COMPONENTS>& x
         });
 }
 
-// Runs a batch in one shard. There are `layer_count` layers, so one level more is described. The rows of the data set are
-// `data` or `bytes`; the other one is null. Block b leaves the sum of its rows' gradients in `partials`, `pitch` floats from
-// those of block b - 1, (k + 1, n padded to 8) of one layer after another; and the batch's loss goes where elementwise/loss.cuh
-// puts it. `images` is what fused/update_from_blocks.cuh leaves; `slopes` may be null where no level has any, and has
-// `slope_columns` of all rows else. All layers have `bias_count` columns; each of `room_count` rooms holds any weight.
+// Level 0 as rows of the data set, whose deltas nobody needs.
+struct InputsOfData {
+    static constexpr bool HAS_DELTAS = false;
+    const float* data;
+    const unsigned char* bytes;
+    float scale;
+    const float* mean;
+    const float* deviation;
+
+    template <class Levels>
+    __device__ __forceinline__ void fetch(const Levels& own, const int* fetched) const {
+        fetch_rows(own, fetched, data, bytes, scale, mean, deviation);
+    }
+};
+
+// Level 0 as what a first layer makes: its sums over `parts` of the inputs are (parts, capacity, n padded to 16), and its
+// deltas become components (components, delta_rows, n padded to 16 and 8), as fused/input_layer.cuh has both.
+struct SumsOfInputLayer {
+    static constexpr bool HAS_DELTAS = true;
+    const float* sums;
+    int parts, capacity;
+    const float* parameters;
+    uint16_t* deltas;
+    int delta_rows;
+
+    template <class Levels>
+    __device__ __forceinline__ void add_up(const Levels& own) const {
+        using T = TensorRowStepShape;
+        const TensorRowStepLevel of = own.levels[0];
+        const auto to = own.level(0);
+        const int lane = threadIdx.x % WARP, columns = padded_to_step(of.n), across = columns / 8;
+        const int64_t stride = static_cast<int64_t>(capacity) * columns;
+#pragma unroll 1
+        for (int item = threadIdx.x / WARP; item < own.tile / T::STEP * across; item += T::WARPS) {
+            const int band = item / across, row = band * T::STEP + lane / 4, column = (item - band * across) * 8 + lane % 4 * 2;
+            const float* const from = sums + (own.first + row) * columns + column;
+            float2 upper = {}, lower = {};
+            const auto add = [&](float2& sum, const float* part) {
+                const float2 two = __ldcg(reinterpret_cast<const float2*>(part));
+                sum = make_float2(sum.x + two.x, sum.y + two.y);
+            };
+#pragma unroll 4
+            for (int part = 0; part < parts; ++part) {
+                if (row < own.rows) add(upper, from + part * stride);
+                if (row + 8 < own.rows) add(lower, from + part * stride + 8 * columns);
+            }
+            float values[4] = {upper.x, upper.y, lower.x, lower.y};
+#pragma unroll
+            for (int q = 0; q < 4; ++q)
+                if (of.bias >= 0 && column + q % 2 < of.n) values[q] += parameters[of.bias + column + q % 2];
+            own.activate(of, row, column, values);
+            to.put(row, column, values[0], values[1]);
+            to.put(row + 8, column, values[2], values[3]);
+        }
+    }
+
+    // Stores what level 0 has become.
+    template <class Levels>
+    __device__ __forceinline__ void store_deltas(const Levels& own) const {
+        const auto from = own.level(0);
+        const int vectors = from.pitch / 8;  // the last one of a row has nothing
+        for (int p = 0; p < from.COUNT; ++p) {
+            const uint4* const of_block = reinterpret_cast<const uint4*>(from.data + p * from.stride);
+            uint4* const to = reinterpret_cast<uint4*>(deltas) + (static_cast<int64_t>(p) * delta_rows + own.first) * vectors;
+            for (int i = threadIdx.x; i < own.rows * vectors; i += TensorRowStepShape::THREADS)
+                to[i] = (i + 1) % vectors == 0 ? make_uint4(0, 0, 0, 0) : of_block[i];
+        }
+    }
+};
+
+// Runs a batch in one shard. There are `layer_count` layers, so one level more is described. Block b leaves the sum of its
+// rows' gradients in `partials`, `pitch` floats from those of block b - 1, (k + 1, n padded to 8) of one layer after another;
+// and the batch's loss goes where elementwise/loss.cuh puts it. `images` is what fused/update_from_blocks.cuh leaves; `slopes`
+// may be null where no level has any, and has `slope_columns` of all rows else. All layers have `bias_count` columns; each of
+// `room_count` rooms holds any weight.
 // Grid: any; each block takes every so many-th `tile` rows.
-template <class Loss, class Target, int COMPONENTS, class Activations, class Source>
-__device__ __forceinline__ void tensor_row_step(const Step* step, int shard, int shards, const int* order,
-                                                const float* data, const unsigned char* bytes, float scale,
-                                                const float* mean, const float* deviation, const float* parameters,
-                                                const uint16_t* images, const TensorRowStepLevel* described,
-                                                int layer_count, int tile, int room, int room_count, int bias_count,
-                                                Source targets, const float* weights, const float* target_mean,
-                                                const float* target_scale, uint64_t seed, float* slopes,
-                                                int slope_columns, float* partials, int pitch, double* sums,
-                                                unsigned* arrived, double* totals, double* losses) {
+template <class Loss, class Target, int COMPONENTS, class Activations, class Inputs, class Source>
+__device__ __forceinline__ void tensor_row_step_of(const Inputs& inputs, const Step* step, int shard, int shards,
+                                                   const int* order, const float* parameters, const uint16_t* images,
+                                                   const TensorRowStepLevel* described, int layer_count, int tile, int room,
+                                                   int room_count, int bias_count, Source targets, const float* weights,
+                                                   const float* target_mean, const float* target_scale, uint64_t seed,
+                                                   float* slopes, int slope_columns, float* partials, int pitch,
+                                                   double* sums, unsigned* arrived, double* totals, double* losses) {
     using T = TensorRowStepShape;
     SHARED(float, shared);
     TensorRowStepLevel* const levels = reinterpret_cast<TensorRowStepLevel*>(shared);
@@ -350,7 +419,7 @@ __device__ __forceinline__ void tensor_row_step(const Step* step, int shard, int
     const int outputs = levels[layer_count].n, logits_pitch = outputs | 1;
     uint16_t* const rooms = reinterpret_cast<uint16_t*>(logits + round_up(tile * logits_pitch, 4));
     float* const of_block = partials + static_cast<int64_t>(blockIdx.x) * pitch;
-    WeightsInTurn<COMPONENTS> in_turn(levels, layer_count, room, room_count, images, rooms, barriers);
+    WeightsInTurn<COMPONENTS, Inputs::HAS_DELTAS> in_turn(levels, layer_count, room, room_count, images, rooms, barriers);
     double value = 0.0, weight = 0.0;
     bool is_first = true;
     for (int row0 = blockIdx.x * tile; row0 < shard_of.count; row0 += gridDim.x * tile) {
@@ -360,7 +429,7 @@ __device__ __forceinline__ void tensor_row_step(const Step* step, int shard, int
             reinterpret_cast<float4*>(slopes + static_cast<int64_t>(row0) * slope_columns), rows, row0, seed, step->number};
         for (int i = threadIdx.x; i < rows; i += T::THREADS) fetched[i] = order[shard_of.order + row0 + i];
         __syncthreads();
-        fetch_rows(own, fetched, data, bytes, scale, mean, deviation);
+        if constexpr (!Inputs::HAS_DELTAS) inputs.fetch(own, fetched);
         if (is_first) {
             pdl_wait_and_trigger();
             for (int l = 1; l <= layer_count; ++l)
@@ -368,6 +437,7 @@ __device__ __forceinline__ void tensor_row_step(const Step* step, int shard, int
                     biases[levels[l].first + j] = levels[l].bias >= 0 ? parameters[levels[l].bias + j] : 0.0f;
         }
         in_turn.restart();
+        if constexpr (Inputs::HAS_DELTAS) inputs.add_up(own);
 
         const auto nothing = [](int, int) { return float4(); };
         for (int l = 1; l <= layer_count; ++l) {
@@ -404,7 +474,7 @@ __device__ __forceinline__ void tensor_row_step(const Step* step, int shard, int
             __syncthreads();
             if (l < layer_count) in_turn.replace();
             gradient_of_rows(x, below.n, dz, levels[l].n, tile, is_first, of_block + levels[l].partial);
-            if (l == 1) break;
+            if (l == 1 && !Inputs::HAS_DELTAS) break;
             if (l == layer_count) __syncthreads();  // x becomes the deltas of layer l - 1
             const Components<COMPONENTS> w = l == layer_count ? in_turn.last(l) : in_turn.next(l);
             multiply_by_warps<T::WARPS, COMPONENTS, true, true>(
@@ -418,12 +488,50 @@ __device__ __forceinline__ void tensor_row_step(const Step* step, int shard, int
         }
         is_first = false;
         __syncthreads();
+        if constexpr (Inputs::HAS_DELTAS) {
+            inputs.store_deltas(own);
+            __syncthreads();
+        }
     }
     if (is_first) {  // a batch that ends before the block's rows
         pdl_wait_and_trigger();
         for (int i = threadIdx.x; i < pitch; i += T::THREADS) of_block[i] = 0.0f;
     }
     BatchTotal(step, value, weight, sums, arrived, totals, losses).finish();
+}
+
+// The rows of the data set are `data` or `bytes`; the other one is null.
+template <class Loss, class Target, int COMPONENTS, class Activations, class Source>
+__device__ __forceinline__ void tensor_row_step(const Step* step, int shard, int shards, const int* order,
+                                                const float* data, const unsigned char* bytes, float scale,
+                                                const float* mean, const float* deviation, const float* parameters,
+                                                const uint16_t* images, const TensorRowStepLevel* described,
+                                                int layer_count, int tile, int room, int room_count, int bias_count,
+                                                Source targets, const float* weights, const float* target_mean,
+                                                const float* target_scale, uint64_t seed, float* slopes,
+                                                int slope_columns, float* partials, int pitch, double* sums,
+                                                unsigned* arrived, double* totals, double* losses) {
+    tensor_row_step_of<Loss, Target, COMPONENTS, Activations>(
+        InputsOfData{data, bytes, scale, mean, deviation}, step, shard, shards, order, parameters, images, described,
+        layer_count, tile, room, room_count, bias_count, targets, weights, target_mean, target_scale, seed, slopes,
+        slope_columns, partials, pitch, sums, arrived, totals, losses);
+}
+
+// Behind a first layer apart.
+template <class Loss, class Target, int COMPONENTS, class Activations, class Source>
+__device__ __forceinline__ void tensor_row_step_behind(const Step* step, int shard, int shards, const int* order,
+                                                       const float* input_sums, int input_parts, int capacity,
+                                                       uint16_t* deltas, int delta_rows, const float* parameters,
+                                                       const uint16_t* images, const TensorRowStepLevel* described,
+                                                       int layer_count, int tile, int room, int room_count, int bias_count,
+                                                       Source targets, const float* weights, const float* target_mean,
+                                                       const float* target_scale, uint64_t seed, float* slopes,
+                                                       int slope_columns, float* partials, int pitch, double* sums,
+                                                       unsigned* arrived, double* totals, double* losses) {
+    tensor_row_step_of<Loss, Target, COMPONENTS, Activations>(
+        SumsOfInputLayer{input_sums, input_parts, capacity, parameters, deltas, delta_rows}, step, shard, shards, order,
+        parameters, images, described, layer_count, tile, room, room_count, bias_count, targets, weights, target_mean,
+        target_scale, seed, slopes, slope_columns, partials, pitch, sums, arrived, totals, losses);
 }
 
 }  // namespace mlpgpu

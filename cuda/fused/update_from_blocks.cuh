@@ -11,8 +11,11 @@ namespace mlpgpu {
 struct LayerOfBlocks {
     int k, n;
     int weight, bias;  // offsets into the parameters; -1 without a bias
-    int image, partial;  // as TensorRowStepLevel has them
-    int first;         // vectors of four before its own in a block's partials
+    int image;  // as TensorRowStepLevel has it
+    int first;  // vectors of four before its own among one part of all layers' gradients
+    int begin;  // vectors of four in `partials` before those of its own first block
+    int pitch;  // vectors from block to block
+    int blocks;
 };
 
 struct SumOfBlocks {
@@ -28,31 +31,33 @@ __device__ __forceinline__ void put_weights(uint16_t* image, int k, int n, int r
     to.put(row, column + 2, values[2], values[3]);
 }
 
-// The layer that a vector of a block's partials belongs to.
+// The layer that a vector of one part of all gradients belongs to.
 __device__ __forceinline__ const LayerOfBlocks& layer_at(const LayerOfBlocks* described, int layer_count, int vector) {
     int which = 0;
     while (which + 1 < layer_count && vector >= described[which + 1].first) ++which;
     return described[which];
 }
 
-// partials (blocks, pitch): a warp sums a run of the blocks' vectors. Parameters and slots as in dense/update.cuh.
+// A warp sums a run of the vectors that a layer's blocks have left in `partials`. Parameters and slots as in
+// dense/update.cuh.
 // Grid: a block for every 32 of `vectors`.
 template <class Rule, int COMPONENTS>
 __device__ __forceinline__ void update_from_blocks(const Step* step, const LayerOfBlocks* described, int layer_count,
-                                                   const float* partials, int pitch, int blocks, int vectors,
-                                                   const double* totals, float* parameters, float* slots, int64_t size,
-                                                   uint16_t* images) {
+                                                   const float* partials, int vectors, const double* totals,
+                                                   float* parameters, float* slots, int64_t size, uint16_t* images) {
     using T = SumOfBlocks;
     SHARED(float4, sums);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const int vector = blockIdx.x * WARP + lane, run = ceil_div(blocks, T::WARPS);
+    const int vector = blockIdx.x * WARP + lane;
+    const LayerOfBlocks layer = layer_at(described, layer_count, vector);
+    const int run = ceil_div(layer.blocks, T::WARPS);
     pdl_wait_and_trigger();
     float4 sum = {};
     if (vector < vectors) {
-        const float* const from = partials + 4 * vector;
+        const float4* const from = reinterpret_cast<const float4*>(partials) + layer.begin + (vector - layer.first);
 #pragma unroll 8
-        for (int b = warp * run; b < min(blocks, (warp + 1) * run); ++b) {
-            const float4 part = __ldcg(reinterpret_cast<const float4*>(from + static_cast<int64_t>(b) * pitch));
+        for (int b = warp * run; b < min(layer.blocks, (warp + 1) * run); ++b) {
+            const float4 part = __ldcg(from + static_cast<int64_t>(b) * layer.pitch);
             sum = make_float4(sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w);
         }
     }
@@ -63,7 +68,6 @@ __device__ __forceinline__ void update_from_blocks(const Step* step, const Layer
         const float4 part = sums[w * WARP + lane];
         sum = make_float4(sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w);
     }
-    const LayerOfBlocks layer = layer_at(described, layer_count, vector);
     const int of_row = partial_pitch(layer.n) / 4, row = (vector - layer.first) / of_row;
     const int column = 4 * (vector - layer.first - row * of_row);
     const float gradient[4] = {sum.x, sum.y, sum.z, sum.w}, scale = mean_scale(totals);

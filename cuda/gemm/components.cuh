@@ -65,6 +65,7 @@ __device__ __forceinline__ void split_pair(float first, float second, unsigned (
 // A matrix in shared memory: component after component, rows `pitch` elements apart.
 template <int COMPONENTS>
 struct Components {
+    static constexpr int COUNT = COMPONENTS;
     uint16_t* data;
     int pitch, stride;
 

@@ -139,7 +139,7 @@ def check_extents(low: Lowered, rows: int) -> None:
                 assert end <= low.bytes[value.array], (launch.entry.name, argument)
 
 
-def test_flops_are_those_of_the_plan() -> None:
+def test_flops_are_those_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of some hundred plans, on each kind of card, and of all kernels that multiply."""
     multiplied = {"local_stack_forward", "local_stack_update", "local_stack_tied_update", "train_persistent"}
     missing = multiplied | {family(entry) for entry in kernels.all_entries() if multiplies(entry)}
@@ -154,7 +154,10 @@ def test_flops_are_those_of_the_plan() -> None:
     )
     wide = mg.Network([mg.Dense(1200, 1100, "relu"), mg.Dense(1100, 1000), mg.Dense(1000, 10)], seed=1)
     few_rows = wide.lower(capacity=30, loss="huber", optimizer=OPTIMIZERS["Adam"](0.1), precision="tf32")
-    named = many_rows, one_wave, by_rows, few_rows
+    tall = mg.Network([mg.Dense(3000, 40, "relu"), mg.Dense(40, 5)], seed=1)
+    apart = tall.lower(capacity=1000, loss="huber", optimizer=OPTIMIZERS["Adam"](0.1), precision="tf32")
+    named = many_rows, one_wave, by_rows, few_rows, apart
+    monkeypatch.setattr(thresholds, "INPUT_LAYER_IS_APART", True)
     for seed, step in enumerate([*(any_plan(Random(seed)) for seed in range(250)), *named]):
         shards = [rows.stop - rows.start for rows in step.shard_rows(step.capacity)]
         of_step, of_evaluation = (
@@ -202,8 +205,12 @@ OF_LAUNCHES = {
     "fused/network.cuh": {"products", "parameters"},
     "fused/row_step.cuh": {"inputs", "outputs", "hidden", "deltas", "products", "passed", "parameters"},
     "fused/update_layers.cuh": {"inputs", "hidden", "deltas", "products", "moved"},
-    "fused/tensor_row_step.cuh": {"inputs", "outputs", "products", "passed", "elements", "parameters"},
-    "fused/update_from_blocks.cuh": {"moved", "elements"},
+    "fused/input_layer.cuh": {"columns", "elements", "delta_elements", "gradient"},
+    "fused/tensor_row_step.cuh": {
+        *("inputs", "outputs", "products", "passed", "elements", "parameters"),
+        *("columns", "delta_elements"),
+    },
+    "fused/update_from_blocks.cuh": {"moved", "elements", "left"},
     "elementwise/update.cuh": {"partial_count"},
 }
 # Arrays whose bytes are not counted.

@@ -13,7 +13,7 @@ import pytest
 from epochs import Epoch, assert_as_exact
 from helpers import first_and_thorough
 from host_program import HostProgram
-from shim_runner import plant
+from shim_runner import KernelFault, plant
 
 from mlpgpu import Dense, Dropout, Huber, Network, Standardize
 from mlpgpu.activations import ACTIVATIONS
@@ -23,6 +23,7 @@ from mlpgpu.backends.cuda.lower.lowering import lower, passes
 from mlpgpu.backends.cuda.profile.costs import flops, moved_bytes
 from mlpgpu.backends.cuda.runtime.compiler import compile_units
 from mlpgpu.backends.cuda.select import dense, thresholds
+from mlpgpu.backends.cuda.select import row_step as row_step_choices
 from mlpgpu.backends.cuda.select.row_step import row_step
 from mlpgpu.backends.cuda.select.select import select
 from mlpgpu.backends.cuda.select.setting import Setting, Verdict
@@ -266,10 +267,17 @@ TENSOR_STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
 CHANGES = {"bfloat16": 2.0**-4, "tf32": 2.0**-12}
 
 
-def check_tensor_epoch(case: str, precision: str, *, as_bytes: bool = False) -> None:
-    epoch = Epoch(*TENSOR_STEPS[case], precision=precision, as_bytes=as_bytes)
+def check_tensor_epoch(
+    case: str,
+    precision: str,
+    *,
+    as_bytes: bool = False,
+    steps: dict[str, tuple[list[Layer], dict[str, Any]]] = TENSOR_STEPS,
+    name: str = "tensor_row_step",
+) -> None:
+    epoch = Epoch(*steps[case], precision=precision, as_bytes=as_bytes)
     host = HostProgram(epoch.plan, epoch.data, epoch.sampling, arch="sm_90a")
-    assert [name.startswith("tensor_row_step") for name in names(host.low)] == [True]
+    assert next(made for made in names(host.low) if made.startswith("tensor_row")).startswith(f"{name}_")
     host.load(epoch.state)
     losses = host.run(epoch.rates).copy()
     (state, cpu, _), (exact_state, exact, _) = epoch.on_cpu("float32"), epoch.on_cpu("float64")
@@ -291,12 +299,72 @@ def test_an_epoch_on_tensor_cores_is_as_exact_as_its_components(case: str, as_by
     check_tensor_epoch(case, precision, as_bytes=as_bytes)
 
 
-def any_tensor_epoch(draw: Random) -> Epoch:
+@pytest.fixture
+def apart(on_tensor_cores: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first layer has launches of its own wherever it can."""
+    monkeypatch.setattr(thresholds, "INPUT_LAYER_IS_APART", True)
+    monkeypatch.setattr(row_step_choices, "_apart_clocks", lambda layer, work: -(10**9) * (layer is not None))
+
+
+APART_STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
+    "standardized, dropouts behind it": (
+        [Standardize(150), Dense(150, 21, "silu"), Dropout(0.3), Dense(21, 7, "relu"), Dropout(0.5), Dense(7, 2)],
+        {"loss": "squared_error"},
+    ),
+    "inputs that are vectors, slopes that are stored": (
+        [Dense(196, 40, "gelu"), Dense(40, 70, "relu"), Dense(70, 3)],
+        {"loss": "softmax_cross_entropy", "optimizer": OPTIMIZERS["Nesterov"](0.01, l2=0.1, alpha=1.0)},
+    ),
+    "as many outputs as there may be, no bias, one layer behind it": (
+        [Dense(321, 128, "tanh", bias=False), Dense(128, 5)],
+        {"loss": "softmax_cross_entropy"},
+    ),
+    "few inputs": ([Dense(3, 70, "relu"), Dense(70, 2)], {"loss": Huber(0.5)}),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("apart")
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
+@pytest.mark.parametrize("as_bytes", [False, True])
+@pytest.mark.parametrize("case", APART_STEPS)
+def test_an_epoch_with_a_first_layer_apart_is_as_exact_as_its_components(
+    case: str, as_bytes: bool, precision: str
+) -> None:
+    check_tensor_epoch(case, precision, as_bytes=as_bytes, steps=APART_STEPS, name="tensor_row_step_behind")
+
+
+@pytest.mark.usefixtures("apart")
+@pytest.mark.parametrize("seed", first_and_thorough(range(80, 86)))
+def test_any_epoch_with_a_first_layer_apart_is_as_exact_as_float32(seed: int) -> None:
+    epoch = any_tensor_epoch(Random(seed), most_inputs=400, least_layers=2)
+    check_any_tensor_epoch(epoch, name="tensor_row_step_behind_3")
+
+
+APART_FAULTS = {
+    "no gradient of the bias": ("numbers[r][q] = 1.0f", "numbers[r][q] = 0.0f"),
+    "rows of the other operand in another order": ("2 * is_later + lane", "2 * !is_later + lane"),
+    "deltas of rows that are not there": ("if (left < T::SLAB) {", "if (left < 0) {"),
+    "one slab for all": ("static_cast<int64_t>(i) * elements()", "static_cast<int64_t>(0) * elements()"),
+}
+
+
+@pytest.mark.usefixtures("apart")
+@pytest.mark.parametrize("fault", APART_FAULTS)
+def test_a_fault_planted_in_a_first_layer_apart_is_found(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant("fused/input_layer.cuh", *APART_FAULTS[fault], tmp_path, monkeypatch)
+    case, name = "inputs that are vectors, slopes that are stored", "tensor_row_step_behind"
+    with pytest.raises((AssertionError, KernelFault)):
+        check_tensor_epoch(case, "float32", steps=APART_STEPS, name=name)
+
+
+def any_tensor_epoch(draw: Random, most_inputs: int = 100, least_layers: int = 1) -> Epoch:
     """Of a network that blocks of rows take on tensor cores, whose dropouts multiply without a rounding."""
-    n = draw.randint(1, 100)
+    n = draw.randint(1, most_inputs)
     layers: list[Layer] = [Standardize(n)] if draw.random() < 0.4 else []
-    layers += [Dropout(0.5)] * (draw.random() < 0.3)
-    for last in [False] * draw.randint(0, 4) + [True]:
+    layers += [Dropout(0.5)] * (least_layers == 1 and draw.random() < 0.3)
+    for last in [False] * draw.randint(least_layers - 1, 4) + [True]:
         k, n = n, draw.randint(1, 100)
         activation = "identity" if last else draw.choice([*ACTIVATIONS])
         layers.append(Dense(k, n, activation, bias=draw.random() < 0.7))
@@ -315,9 +383,12 @@ def any_tensor_epoch(draw: Random) -> Epoch:
 @pytest.mark.usefixtures("on_tensor_cores")
 @pytest.mark.parametrize("seed", first_and_thorough(range(60, 70)))
 def test_any_epoch_on_tensor_cores_is_as_exact_as_float32(seed: int) -> None:
-    epoch = any_tensor_epoch(Random(seed))
+    check_any_tensor_epoch(any_tensor_epoch(Random(seed)))
+
+
+def check_any_tensor_epoch(epoch: Epoch, name: str = "tensor_row_step_3") -> None:
     host = HostProgram(epoch.plan, epoch.data, epoch.sampling, arch="sm_90a")
-    assert [name.startswith("tensor_row_step_3") for name in names(host.low)] == [True]
+    assert sum(made.startswith(name) for made in names(host.low)) == 1
     host.load(epoch.state)
     losses = host.run(epoch.rates).copy()
     (state, cpu, _), (exact_state, exact, _) = epoch.on_cpu("float32"), epoch.on_cpu("float64")

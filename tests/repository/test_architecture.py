@@ -142,8 +142,8 @@ INNER_LEVELS = {
     ),
     "backends/cuda/lower": ("groups", "fuse", "emit", "overlap", "lowering", "__init__"),
     "backends/cuda/lower/emit": (
-        *("shard", "operands", "rows", "whole_batch", "simt", "gemm", "parts", "fused", "row_step", "tensor_row_step"),
-        *("update_layers", "local", "finish", "exchange", "emit", "pieces", "__init__"),
+        *("shard", "operands", "rows", "whole_batch", "simt", "gemm", "parts", "fused", "row_step", "input_layer"),
+        *("tensor_row_step", "update_layers", "local", "finish", "exchange", "emit", "pieces", "__init__"),
     ),
     "backends/cuda/run": (
         *(

@@ -16,6 +16,7 @@ from functools import cache
 
 from .case import Case
 from .dense import dense_cases
+from .input_layer import input_layer_cases
 from .local import local_cases
 from .losses import loss_cases
 from .metrics import metric_cases, rank_cases
@@ -45,6 +46,7 @@ def all_cases() -> tuple[Case, ...]:
         *network_cases(),
         *part_cases(),
         *row_step_cases(),
+        *input_layer_cases(),
         *whole_batch_cases(),
         *tensor_whole_batch_cases(),
     )

@@ -141,7 +141,7 @@ def row_step(
 _COMPONENT_ERRORS = {1: 2.0**-8, 2: 2.0**-16, 3: 2.0**-22}
 
 
-def _image(weight: np.ndarray, components: int) -> np.ndarray:
+def image_of(weight: np.ndarray, components: int) -> np.ndarray:
     """A weight (k, n) as fused/update_from_blocks.cuh leaves it: (components, k padded to 16, n padded to 16 and 8)."""
     (k, n), pad = weight.shape, kernels.tensor_row_step_columns
     rest, image = weight.astype(np.float32), np.zeros((components, pad(k), pad(n) + 8), np.uint16)
@@ -161,8 +161,12 @@ def tensor_row_step(
     textured: bool = True,
     activations: Sequence[str] = ("identity",),
     grid: int | None = None,
+    input_parts: int = 0,
 ) -> Case:
-    """Blocks of 16 rows; everything up to the logits is exact in one component as well."""
+    """Blocks of 16 rows; everything up to the logits is exact in one component as well.
+
+    With ``input_parts`` the inputs are what a layer apart makes of as many sums over parts of its own inputs.
+    """
     n_in, width, n = widths
     made = _two_layers(name, kind, batch, widths, textured=textured, mixed_rows=1)
     head, w, tile = made.head, made.second[0], kernels.TENSOR_ROW_STEP_STEP
@@ -171,7 +175,7 @@ def tensor_row_step(
     number, none = list(activations).index("identity"), [-1, 0, 0]
     place, image, partial, first = form.places, form.images, form.partials, form.biases
     levels = [
-        [n_in, -1, -1, 0, *none, -1, place[0], 0, -1, -1],
+        [n_in, -1, number, 0, *none, -1, place[0], 0, -1, -1],
         [width, of_bias, number, 0, *none, -1, place[1], first[0], image[0], partial[0]],
         [n, of_second + w.size, -1, 0, *none, -1, place[2], first[1], image[1], partial[1]],
     ]
@@ -205,14 +209,61 @@ def tensor_row_step(
         "sums": expect(sums, sums_bound), "partials": expect(value, bound),
     }  # fmt: skip
     args = made.given("arrived", "totals", "losses") | {
-        "images": _flat(_image(made.first[0], components), _image(w, components)),
+        "images": _flat(image_of(made.first[0], components), image_of(w, components)),
         "described": np.array(levels, np.int32), "layer_count": 2, "tile": tile, "room": form.room,
         "room_count": form.rooms, "bias_count": first[-1], "slopes": None, "slope_columns": 0,
         "partials": blank(blocks, partial[-1]), "pitch": partial[-1], "sums": blank(blocks, 2, dtype=np.float64),
     }  # fmt: skip
-    entry = kernels.tensor_row_step(name, kind, form, activations, textured=textured)
-    variant = f"-{components}" + f"-grid-{grid}" * (grid is not None)
+    if input_parts:
+        for name_of_data in ("data", "bytes", "scale", "mean", "deviation"):
+            del args[name_of_data]
+        args |= _sums_of_parts(made, batch, input_parts) | {"parameters": np.append(made.parameters, BIASES[:n_in])}
+        levels[0][1] = made.parameters.size
+        args["described"] = np.array(levels, np.int32)
+        deltas = dx.value[part] @ made.first[0].T
+        room = dx_bound[part] @ abs(made.first[0]).T + (error + width * EPS32) * (
+            abs(dx.value[part]) @ abs(made.first[0]).T
+        )
+        of_level = _deltas(deltas, room, batch, components)
+        args |= {"deltas": np.full(of_level.value.shape, 0x7FC1, np.uint16), "delta_rows": of_level.value.shape[1]}
+        outputs["deltas"] = of_level
+    entry = kernels.tensor_row_step(name, kind, form, activations, textured=textured, behind=input_parts > 0)
+    variant = f"-{components}" + f"-grid-{grid}" * (grid is not None) + f"-{input_parts}parts" * (input_parts > 0)
     return Case(f"{batch}-{'-'.join(map(str, widths))}{variant}", entry, (blocks,), args, outputs, head.constants)
+
+
+BIASES = np.arange(-60, 61, dtype=np.float32) / 4  # of a layer apart
+
+
+def _sums_of_parts(made: _TwoLayers, batch: Batch, parts: int) -> dict[str, object]:
+    """Sums that make the inputs with such a layer's bias, both exactly."""
+    rows, n_in = made.inputs[batch.part].shape
+    sums = np.full((parts, batch.capacity, kernels.tensor_row_step_columns(n_in)), np.nan, np.float32)
+    sums[:, :rows] = 0.0
+    sums[0, :rows, :n_in] = made.inputs[batch.part] - BIASES[:n_in]
+    for part in range(1, parts):
+        moved = generator().integers(-8, 9, (rows, n_in)) / 2.0
+        sums[part, :rows, :n_in], sums[0, :rows, :n_in] = moved, sums[0, :rows, :n_in] - moved
+    return {"input_sums": sums, "input_parts": parts, "capacity": batch.capacity}
+
+
+def _deltas(value: np.ndarray, bound: np.ndarray, batch: Batch, components: int) -> Output:
+    """Deltas (rows, n) as components (components, batch's rows, n padded to 16 and 8), whose sum stands first."""
+    rows, n = value.shape
+    shape = components, batch.capacity + 3, kernels.tensor_row_step_columns(n) + 8
+
+    def spread(numbers: np.ndarray) -> np.ndarray:
+        made = np.zeros(shape)
+        made[0, :rows, :n] = numbers
+        return made
+
+    def joined(words: np.ndarray) -> np.ndarray:
+        return np.stack([bfloat16_values(words).sum(axis=0), *np.zeros((components - 1, *shape[1:]))])
+
+    written = np.zeros(shape, bool)
+    written[:, :rows] = True
+    error = _COMPONENT_ERRORS[components]
+    return replace(expect(spread(value), spread(bound + error * abs(value)), written), decode=joined)
 
 
 def row_step_cases() -> Iterator[Case]:
@@ -240,19 +291,22 @@ class _Images:
         widths = (*(k for k, _, _ in self.layers), self.layers[-1][1])
         return kernels.TensorRowStep(widths, self.components, kernels.TENSOR_ROW_STEP_STEP, 0)
 
-    @property
-    def described(self) -> np.ndarray:
-        words, offset = [], 0
-        for (k, n, has_bias), image, partial in zip(self.layers, self.form.images, self.form.partials, strict=False):
-            words.append([k, n, offset, offset + k * n if has_bias else -1, image, partial, partial // 4])
+    def described(self, blocks: int = 1, of_last: int = 1) -> np.ndarray:
+        """Layers of which so many blocks have left gradients side by side, and the last one, whose lie behind them."""
+        words, offset, partials = [], 0, [partial // 4 for partial in self.form.partials]
+        for number, (k, n, has_bias) in enumerate(self.layers):
+            first, is_last = partials[number], number + 1 == len(self.layers)
+            places = [blocks * first, partials[-1] - first, of_last] if is_last else [first, partials[-2], blocks]
+            bias = offset + k * n if has_bias else -1
+            words.append([k, n, offset, bias, self.form.images[number], first, *places])
             offset += (k + has_bias) * n
         return np.array(words, np.int32)
 
     def spread(self, parameters: np.ndarray) -> np.ndarray:
         """Numbers of parameters where a weight's first component has them, and 0 where the others do."""
         spread = []
-        for (k, n, _), (_, _, offset, *_) in zip(self.layers, self.described, strict=True):
-            image = np.zeros(_image(np.zeros((k, n)), self.components).shape, parameters.dtype)
+        for (k, n, _), (_, _, offset, *_) in zip(self.layers, self.described(), strict=True):
+            image = np.zeros(image_of(np.zeros((k, n)), self.components).shape, parameters.dtype)
             image[0, :k, :n] = parameters[offset : offset + k * n].reshape(k, n)
             spread.append(image)
         return _flat(*spread)
@@ -261,7 +315,7 @@ class _Images:
         """What words stand for, as :meth:`spread` has it."""
         values, joined = bfloat16_values(words), []
         for (k, n, _), begin, end in zip(self.layers, self.form.images, self.form.images[1:], strict=False):
-            image = values[begin:end].reshape(_image(np.zeros((k, n)), self.components).shape)
+            image = values[begin:end].reshape(image_of(np.zeros((k, n)), self.components).shape)
             joined.append(np.stack([image.sum(axis=0), *np.zeros(image[1:].shape)]))
         return _flat(*joined)
 
@@ -274,29 +328,35 @@ class _Images:
 LAYERS_OF_BLOCKS = ((5, 11, True), (11, 9, False), (9, 3, True))
 
 
-def update_from_blocks(rule: str, components: int, blocks: int) -> Case:
+def update_from_blocks(rule: str, components: int, blocks: int, of_last: int) -> Case:
+    """Two layers of so many blocks, and one of so many of its own."""
     images = _Images(LAYERS_OF_BLOCKS, components)
     penalty = {"alpha": 0.7} if rule.endswith(kernels.WITH_ALPHA) else {}
     optimizer, total = OPTIMIZERS[rule.removesuffix(kernels.WITH_ALPHA)](0.1, l1=0.02, l2=0.3, **penalty), 8.0
     table, random, form = optimizer.table(5, np.array([0.1, 0.03, 0.05])), generator(), images.form
-    partials = random.normal(size=(blocks, form.partials[-1])).astype(np.float32)
-    terms, is_weight = list[np.ndarray](), list[np.ndarray]()
-    for (k, n, has_bias), begin, end in zip(images.layers, form.partials, form.partials[1:], strict=False):
-        of_layer = partials[:, begin:end].reshape(blocks, k + 1, -1)[:, : k + has_bias, :n]
-        terms.append(of_layer.reshape(blocks, -1))
+    begin = form.partials[-2]
+    parts = [random.normal(size=(blocks, begin)), random.normal(size=(of_last, form.partials[-1] - begin))]
+    partials = _flat(*parts).astype(np.float32)
+    beside, behind = partials[: parts[0].size].reshape(blocks, -1), partials[parts[0].size :].reshape(of_last, -1)
+    terms, reach, is_weight = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
+    for (k, n, has_bias), first, end in zip(images.layers, form.partials, form.partials[1:], strict=False):
+        of_layer = behind if first == begin else beside[:, first:end]
+        cut = wide(of_layer.reshape(len(of_layer), k + 1, -1)[:, : k + has_bias, :n])
+        terms.append(cut.sum(axis=0).ravel())
+        reach.append(abs(cut).sum(axis=0).ravel())
         is_weight.append(np.arange((k + has_bias) * n) < k * n)
-    of_blocks, of_weights = wide(np.hstack(terms)), np.concatenate(is_weight)
+    of_weights = np.concatenate(is_weight)
     w = random.normal(size=of_weights.size).astype(np.float32)
     slots = random.uniform(0.01, 0.1, (len(optimizer.slots), w.size)).astype(np.float32)
     slope = np.where(of_weights, optimizer.alpha * wide(w), 0.0)
-    g, g_error = of_blocks.sum(axis=0) + slope, (blocks + 4) * EPS32 * (abs(of_blocks).sum(axis=0) + abs(slope))
+    g, g_error = _flat(*terms) + slope, (max(blocks, of_last) + 4) * EPS32 * (_flat(*reach) + abs(slope))
     moved, moved_bound, new_slots, slot_bound = after_step(
         optimizer, table[2].tolist(), w, g / total, g_error / total, slots
     )
     vectors = form.partials[-1] // 4
     args = {
-        "step": np.array([(7, 2, 0, 1, 1)], STEP), "described": images.described, "layer_count": len(images.layers),
-        "partials": partials, "pitch": partials.shape[1], "blocks": blocks, "vectors": vectors,
+        "step": np.array([(7, 2, 0, 1, 1)], STEP), "described": images.described(blocks, of_last),
+        "layer_count": len(images.layers), "partials": partials, "vectors": vectors,
         "totals": np.array([3.0, total]), "parameters": w, "slots": slots if slots.size else None, "size": w.size,
         "images": np.full(form.images[-1], 0x7FC1, np.uint16),
     }  # fmt: skip
@@ -308,14 +368,14 @@ def update_from_blocks(rule: str, components: int, blocks: int) -> Case:
         outputs["slots"] = expect(new_slots, slot_bound)
     grid = (ceil_div(vectors, kernels.SUM_OF_BLOCKS_VECTORS),)
     entry = kernels.update_from_blocks(rule, components)
-    return Case(f"{blocks}blocks", entry, grid, args, outputs, constants_of(optimizer, table))
+    return Case(f"{blocks}-{of_last}blocks", entry, grid, args, outputs, constants_of(optimizer, table))
 
 
 def _of_vectors(images: _Images) -> np.ndarray:
     """Where the components of vectors of partials' rows stand, padding to a vector of eight included."""
     written = []
     for k, n, _ in images.layers:
-        image = np.zeros(_image(np.zeros((k, n)), images.components).shape, bool)
+        image = np.zeros(image_of(np.zeros((k, n)), images.components).shape, bool)
         image[:, :k, : 8 * ceil_div(n, 8)] = True
         written.append(image)
     return _flat(*written)
@@ -325,7 +385,7 @@ def images_of_weights(components: int) -> Case:
     images = _Images(LAYERS_OF_BLOCKS, components)
     parameters = normal(sum((k + has_bias) * n for k, n, has_bias in images.layers))
     args = {
-        "described": images.described, "parameters": parameters,
+        "described": images.described(), "parameters": parameters,
         "images": np.full(images.form.images[-1], 0x7FC1, np.uint16),
     }  # fmt: skip
     entry, outputs = (
@@ -349,8 +409,12 @@ def tensor_row_step_cases() -> Iterator[Case]:
         ):
             yield tensor_row_step(name, kind, batch, widths, components, activations=activations, grid=grid)
         yield tensor_row_step(name, kind, whole(3), (9, 9, 5), components, activations=activations, textured=False)
+    for components, activations in ((1, ("identity",)), (2, ("identity",)), (3, tuple(ACTIVATIONS))):
+        for batch, widths, parts in ((whole(35), (41, 33, 7), 3), (Batch(33, 68, 2), (20, 20, 68), 1)):
+            yield tensor_row_step(name, kind, batch, widths, components, activations=activations, input_parts=parts)
     for components in kernels.COMPONENTS_OF_PRECISION.values():
         for rule in kernels.RULES:
-            yield update_from_blocks(rule, components, 20)
-        yield update_from_blocks("Adam", components, 3)
+            yield update_from_blocks(rule, components, 20, 20)
+        yield update_from_blocks("Adam", components, 3, 1)
+        yield update_from_blocks("Adam", components, 2, 17)
         yield images_of_weights(components)

@@ -1,4 +1,7 @@
-"""Steps by blocks of rows: ``fused/row_step.cuh``, and on tensor cores ``fused/tensor_row_step.cuh``."""
+"""Steps by blocks of rows: ``fused/row_step.cuh``, and on tensor cores ``fused/tensor_row_step.cuh``.
+
+Inputs that are too long for a block's memory are those of a layer apart, ``fused/input_layer.cuh``.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from ....activations import ACTIVATIONS
 from ....losses import FORMS
 from ...sources import camel
 from .dense import FORMAT_OF_COMPONENTS
-from .entry import ROW_THREADS, ROWS, WARP, WARPS_PER_BLOCK, Entry, Product, arguments, ceil_div
+from .entry import ROW_THREADS, ROWS, SOURCES, WARP, WARPS_PER_BLOCK, Entry, Product, arguments, ceil_div
 from .losses import LOSS_SUMS, TargetReader, reads_numbers
 from .updates import RULES, slot_count
 
@@ -150,34 +153,181 @@ class TensorRowStep:
         return min(2, max(0, self.shared_bytes - self._row_bytes) // (2 * self.room))
 
 
+# InputLayerShape of fused/input_layer.cuh.
+INPUT_LAYER_WARPS, INPUT_LAYER_SLAB, INPUT_LAYER_MOST_STAGES, INPUT_LAYER_BYTES = 8, 64, 4, 227 << 10
+INPUT_LAYER_TILES = 2, 4, 8  # of 16 outputs, for which there are kernels
+_INPUT_LAYER_BARRIERS = 32  # bytes
+
+
+@dataclass(frozen=True)
+class InputLayer:
+    """How ``fused/input_layer.cuh`` takes a first layer of k inputs and n outputs.
+
+    Attributes:
+        components: as of :class:`TensorRowStep`.
+        row_warps: of a block forward, which have 16 rows each; others have the same rows and other inputs.
+        part: of the inputs, of a block forward, a multiple of a slab.
+        row_part: of a batch's rows, of a block of the gradient, a multiple of a slab.
+    """
+
+    k: int
+    n: int
+    components: int
+    row_warps: int
+    part: int
+    row_part: int
+
+    @property
+    def tiles(self) -> int:
+        """Of 16 outputs, for which a kernel is made."""
+        return next(tiles for tiles in INPUT_LAYER_TILES if self.columns <= TENSOR_ROW_STEP_STEP * tiles)
+
+    @property
+    def columns(self) -> int:
+        return tensor_row_step_columns(self.n)
+
+    @property
+    def tile(self) -> int:
+        """Rows of a block forward."""
+        return TENSOR_ROW_STEP_STEP * self.row_warps
+
+    @property
+    def slab(self) -> int:
+        """Inputs of a block forward that come to its memory together."""
+        return INPUT_LAYER_SLAB * INPUT_LAYER_WARPS // self.row_warps
+
+    @property
+    def parts(self) -> int:
+        return ceil_div(self.k, self.part)
+
+    @property
+    def lane_inputs(self) -> int:
+        """Neighbours of which a lane makes the gradient."""
+        return 2 if self.components * self.tiles > 16 else 4
+
+    @property
+    def gradient_blocks(self) -> int:
+        """Along the inputs, and the bias behind them."""
+        return ceil_div(self.k + 1, 8 * INPUT_LAYER_WARPS * self.lane_inputs)
+
+    @property
+    def gradient_floats(self) -> int:
+        """Of a part of the rows."""
+        return (self.k + 1) * 8 * ceil_div(self.n, 8)
+
+    @property
+    def image(self) -> int:
+        """Elements of the weight's components."""
+        return self.components * tensor_row_step_columns(self.k) * self.pitch
+
+    @property
+    def pitch(self) -> int:
+        """Elements from row to row of the components of W and of the deltas."""
+        return self.columns + _BANKS_APART
+
+    @property
+    def stages(self) -> int:
+        """Slabs of W that a block has room for."""
+        return self._stages(self.slab, 0)
+
+    @property
+    def gradient_stages(self) -> int:
+        """Slabs of deltas that a block has room for, beside the numbers of its rows."""
+        return self._stages(INPUT_LAYER_SLAB, 4 * self.row_part)
+
+    def _stages(self, slab: int, others: int) -> int:
+        room = INPUT_LAYER_BYTES - _INPUT_LAYER_BARRIERS - others
+        return min(INPUT_LAYER_MOST_STAGES, room // (2 * self.components * slab * self.pitch))
+
+
+def _of_input_layer(name: str, layer: InputLayer, source: str, function: str, arguments_of: str) -> Entry:
+    components, tiles, of_bytes = layer.components, layer.tiles, "" if source == "float32" else f"_{source}"
+    shape = f"InputLayerShape<{components}, {tiles}>"
+    signature = (
+        f"{ROWS}, const int* order[rows], const {SOURCES[source]}* data[rows,k], float scale, const float* mean[k], "
+        f"const float* deviation[k], {arguments_of}"
+    )
+    return Entry(
+        f"{name}{of_bytes}_{components}_{TENSOR_ROW_STEP_STEP * tiles}", "fused/input_layer.cuh",
+        function.format(shape), arguments(signature), WARP * INPUT_LAYER_WARPS, INPUT_LAYER_BYTES, block=shape,
+        needs="sm_90a", operand_format=FORMAT_OF_COMPONENTS[components], products=(Product(("rows", "k", "n")),),
+        prefetched=tuple((name, 0) for name in ("order", "data", "mean", "deviation")),
+    )  # fmt: skip
+
+
+def input_layer_forward(layer: InputLayer, source: str = "float32") -> Entry:
+    """The first layer's sums over parts of its inputs, of this type in the data set.
+
+    Its launches tell the ``elements`` of W's components, and to how many ``columns`` outputs are padded.
+    """
+    return _of_input_layer(
+        "input_layer_forward", layer, source, f"input_layer_forward<{{}}, {SOURCES[source]}>",
+        "const uint16_t* image[elements], float* partials[grid.y,rows,columns], int k, int n, int part, int row_warps, "
+        "int stages, int capacity",
+    )  # fmt: skip
+
+
+def input_layer_gradient(layer: InputLayer, source: str = "float32") -> Entry:
+    """The first layer's gradient over parts of the rows.
+
+    Its launches tell the ``delta_elements`` of a row's deltas, and the floats of a ``gradient``.
+    """
+    return _of_input_layer(
+        "input_layer_gradient", layer, source,
+        f"input_layer_gradient<{{}}, {layer.lane_inputs}, {SOURCES[source]}>",
+        "const uint16_t* deltas[rows,delta_elements], float* partials[grid.y,gradient], int k, int n, int part, "
+        "int stages, int delta_rows",
+    )  # fmt: skip
+
+
+_DATA = (
+    "const float* data[rows,inputs], const unsigned char* bytes[rows,inputs], float scale, const float* mean[inputs], "
+    "const float* deviation[inputs]"
+)
+_SUMS_OF_INPUT_LAYER = (
+    "const float* input_sums[input_parts,rows,columns], int input_parts, int capacity, "
+    "uint16_t* deltas[rows,delta_elements], int delta_rows"
+)
+
+
 def tensor_row_step(
-    name: str, kind: str, form: TensorRowStep, activations: Sequence[str], *, textured: bool = True
+    name: str,
+    kind: str,
+    form: TensorRowStep,
+    activations: Sequence[str],
+    *,
+    textured: bool = True,
+    behind: bool = False,
 ) -> Entry:
     """All of a step but the sum of its gradients, on tensor cores; arguments as of :func:`.losses.loss`.
 
     The kernel knows the network's ``activations``, each once, by their numbers in this order.  Its launches tell the
     lengths ``inputs`` and ``outputs`` of a row, the ``products`` of a row, those that are ``passed`` back, the
     ``elements`` of all weights' components and the ``parameters``; and at how many ``clocks`` they are counted.
+
+    Args:
+        behind: whether a first layer is apart; then they tell the lengths of its sums and deltas as well.
     """
     reader = TargetReader(kind, textured)
     signature = (
-        f"{ROWS}, const int* order[rows], const float* data[rows,inputs], const unsigned char* bytes[rows,inputs], "
-        "float scale, const float* mean[inputs], const float* deviation[inputs], const float* parameters[parameters], "
-        "const uint16_t* images[elements], const TensorRowStepLevel* described[layer_count], int layer_count, "
+        f"{ROWS}, const int* order[rows], {_SUMS_OF_INPUT_LAYER if behind else _DATA}, "
+        "const float* parameters[parameters], const uint16_t* images[elements], "
+        "const TensorRowStepLevel* described[layer_count], int layer_count, "
         f"int tile, int room, int room_count, int bias_count, {reader.argument('outputs')}, "
         "const float* weights[rows], const float* target_mean[outputs], const float* target_scale[outputs], "
         "uint64_t seed, float* slopes[rows,slope_columns], int slope_columns, float* partials[grid.x,pitch], "
         f"int pitch, {LOSS_SUMS}"
     )
     listed = ", ".join(map(camel, activations))
+    function, read_first = "tensor_row_step_behind" if behind else "tensor_row_step", ["order", "described"]
+    read_first += [] if behind else ["data", "bytes", "mean", "deviation"]
     return Entry(
-        f"tensor_row_step_{form.components}_{'_'.join(activations)}_{name}_{kind}{reader.suffix}",
+        f"{function}_{form.components}_{'_'.join(activations)}_{name}_{kind}{reader.suffix}",
         "fused/tensor_row_step.cuh",
-        f"tensor_row_step<{camel(name)}, {reader.struct}, {form.components}, ActivationList<{listed}>>",
+        f"{function}<{camel(name)}, {reader.struct}, {form.components}, ActivationList<{listed}>>",
         arguments(signature), TENSOR_ROW_STEP_THREADS, form.shared_bytes, block=f"TensorRowStep<{form.shared_bytes}>",
         needs="sm_90a", spill_bytes=TENSOR_ROW_STEP_SPILL_BYTES[form.components], loss_numbers=reads_numbers(name),
-        operand_format=FORMAT_OF_COMPONENTS[form.components],
-        prefetched=tuple((name, 0) for name in ("order", "data", "bytes", "mean", "deviation", "described")),
+        operand_format=FORMAT_OF_COMPONENTS[form.components], prefetched=tuple((name, 0) for name in read_first),
         products=(Product(("rows", "products")), Product(("rows", "products")), Product(("rows", "passed"))),
     )  # fmt: skip
 
@@ -185,11 +335,12 @@ def tensor_row_step(
 def update_from_blocks(rule: str, components: int) -> Entry:
     """The sum of what blocks left of the gradients, and the step of all parameters.
 
-    Its launches tell how many ``moved`` parameters there are, and the ``elements`` of all weights' components.
+    Its launches tell how many floats the blocks have ``left``, how many ``moved`` parameters there are, and the
+    ``elements`` of all weights' components.
     """
     signature = (
         "const Step* step[0], const LayerOfBlocks* described[layer_count], int layer_count, "
-        "const float* partials[blocks,pitch], int pitch, int blocks, int vectors, const double* totals[2], "
+        "const float* partials[left], int vectors, const double* totals[2], "
         f"inout float* parameters[moved], inout float* slots[{slot_count(rule)},moved], int64_t size, "
         "uint16_t* images[elements]"
     )
@@ -218,6 +369,10 @@ def tensor_row_step_entries() -> list[Entry]:
         activations = tuple(ACTIVATIONS) if precision == "float32" else ("identity",)
         for (name, kind), textured in product(losses if precision == "bfloat16" else losses[:1], (True, False)):
             entries.append(tensor_row_step(name, kind, form, activations, textured=textured))
+        entries.append(tensor_row_step(*losses[0], form, activations, behind=True))
+        for tiles in INPUT_LAYER_TILES:
+            layer = InputLayer(1, TENSOR_ROW_STEP_STEP * tiles, components, 1, INPUT_LAYER_SLAB, INPUT_LAYER_SLAB)
+            entries += [of(layer, source) for of in (input_layer_forward, input_layer_gradient) for source in SOURCES]
         entries += [update_from_blocks(rule, components) for rule in RULES]
         entries.append(images_of_weights(components))
     return entries

@@ -475,7 +475,7 @@ def _groups_of(facts: _Facts, each: Selected) -> list[Group]:
     op, path, title = each.operation, each.path, each.title
     blocks = facts.selection.row_step
     if blocks and (blocks.form or not isinstance(op, ops.DenseBackward)):
-        return [_row_step(facts, op, title)] if isinstance(op, ops.Loss) else []
+        return _row_step(facts, op, title) if isinstance(op, ops.Loss) else []
     if isinstance(op, ops.Gather):
         assert isinstance(path, GatherPath)
         why = f"{path.why}, but other kernels read x too" if path.by_readers else path.why
@@ -572,20 +572,30 @@ def _loss(facts: _Facts, op: ops.Loss, title: str) -> list[Group]:
     return [groups.LossRows(title, path.why, op, facts.targets, delta, path.team)]
 
 
-def _row_step(facts: _Facts, op: ops.Loss, title: str) -> Group:
+def _row_step(facts: _Facts, op: ops.Loss, title: str) -> list[Group]:
     by_rows = (ops.Gather, ops.Standardize, ops.Dropout, ops.DropoutBackward)
     rows = tuple(other for other in facts.operations if isinstance(other, by_rows) and other != facts.targets)
     derivatives = tuple(other for other in facts.operations if isinstance(other, ops.ActivationBackward))
     first, path = facts.layers[0].x, facts.selection.row_step
     if path.form:
-        return groups.TensorRowStep(
-            title, path.why, op, rows, facts.layers, facts.backwards, derivatives, facts.targets, path
+        apart = path.input_layer is not None
+        layers, behind = facts.layers[apart:], facts.layers[0] if apart else None
+        step = groups.TensorRowStep(
+            title, path.why, op, rows, layers, facts.backwards[apart:], derivatives, facts.targets, path, behind
         )
+        if behind is None:
+            return [step]
+        inputs = next((other for other in rows if isinstance(other, ops.Standardize)), None)
+        why = "its inputs are too long for a block of rows, or counted to be faster read by launches of their own"
+        before = groups.InputLayerForward(facts.titles[behind], why, behind, inputs, path)
+        back = facts.backwards[0]
+        return [before, step, groups.InputLayerGradient(facts.titles[back], why, back, inputs, path)]
     is_read = any(other.x == first and other.dweight for other in facts.backwards)
-    return groups.RowStep(
+    of_rows = groups.RowStep(
         title, path.why, op, rows, facts.layers, facts.backwards, derivatives, facts.targets,
         is_read and not facts.by_order(first),
     )  # fmt: skip
+    return [of_rows]
 
 
 def _backward(facts: _Facts, op: ops.DenseBackward, title: str) -> list[Group]:

@@ -433,8 +433,32 @@ class TensorRowStep(StepByRows):
 
     Attributes:
         path: its blocks.
+        behind: a first layer that is apart: its products have launches of their own, and ``layers`` are the others.
     """
 
+    path: BlocksOfRows
+    behind: ops.Dense | None
+
+
+@dataclass(frozen=True)
+class InputLayerForward(Group):
+    """Such a layer's sums over parts of its inputs.
+
+    Attributes:
+        inputs: what standardizes them.
+    """
+
+    op: ops.Dense
+    inputs: ops.Standardize | None
+    path: BlocksOfRows
+
+
+@dataclass(frozen=True)
+class InputLayerGradient(Group):
+    """Its gradient over parts of the rows."""
+
+    op: ops.DenseBackward
+    inputs: ops.Standardize | None
     path: BlocksOfRows
 
 

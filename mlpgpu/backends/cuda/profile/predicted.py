@@ -43,7 +43,7 @@ def predicted_seconds(launch: Launch, rows: int, multiprocessors: int, rates: Pe
     """Of one launch for so many rows, behind another one, on a card of the H200's kind with these rates of memory."""
     function = launch.entry.function.partition("<")[0]
     least = rates.floor(0, moved_bytes(launch, rows))
-    if function == "tensor_row_step":
+    if "clocks" in launch.lengths:
         return LAUNCH_SECONDS + launch.lengths["clocks"] / CLOCKS
     if function in ("row_step", "update_layers"):
         return LAUNCH_SECONDS + _clocks_of_blocks(launch, rows, multiprocessors) / CLOCKS

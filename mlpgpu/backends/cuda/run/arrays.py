@@ -58,8 +58,8 @@ def _grows_with_rows(name: str, plan: Plan) -> bool:
     buffer, _, of_buffer = name.partition(".")
     is_of_buffer = not of_buffer or of_buffer.startswith(("components", "row_scales", "fragments"))
     has_rows = buffer in plan.buffers and plan.buffers[buffer].axes[1] == "row"
-    side_by_side = "row step.y", "row step.dz", "tensor row step.slopes", OUTPUTS, DELTAS
-    return (has_rows and is_of_buffer) or name.endswith(ROW_ARRAYS) or name in side_by_side
+    of_blocks = "row step.y", "row step.dz", "tensor row step.slopes", "input layer.sums", "input layer.deltas"
+    return (has_rows and is_of_buffer) or name.endswith(ROW_ARRAYS) or name in (*of_blocks, OUTPUTS, DELTAS)
 
 
 def check_room(plan: Plan, device: Device, sizes: Mapping[str, int]) -> None:

@@ -11,6 +11,8 @@ from itertools import pairwise
 
 from ..kernels import (
     COLUMN_HEAD,
+    INPUT_LAYER_SLAB,
+    INPUT_LAYER_WARPS,
     ROW_STEP_ROWS,
     SMALL_N_BATCH,
     TENSOR_ROW_STEP_ITEM_EIGHTS,
@@ -22,6 +24,7 @@ from ..kernels import (
     ClusterSplitTile,
     Entry,
     HeadForm,
+    InputLayer,
     OperandFormat,
     SimtTile,
     Sm90Tile,
@@ -168,13 +171,16 @@ def row_step_clocks(weights: int, rows: int, multiprocessors: int) -> int:
     return ceil_div(rows, ROW_STEP_ROWS * multiprocessors) * (thresholds.ROW_STEP_WAVE_CLOCKS + weights)
 
 
-def tensor_row_step_clocks(form: TensorRowStep, costly: Sequence[int], rows: int, grid: int) -> int:
+def tensor_row_step_clocks(
+    form: TensorRowStep, costly: Sequence[int], rows: int, grid: int, *, behind: bool = False
+) -> int:
     """Of a step by blocks of rows on tensor cores, without launches and the update, as fitted on whole steps.
 
     Args:
         costly: of each layer, how much is computed of each number that it makes: an activation that is more than a
             comparison, and a dropout.
         grid: blocks.
+        behind: whether a layer apart makes what it takes for inputs, whose deltas it makes as well.
     """
     tile = form.tile
 
@@ -186,7 +192,7 @@ def tensor_row_step_clocks(form: TensorRowStep, costly: Sequence[int], rows: int
     found = []
     for number, ((k, n), of_each) in enumerate(zip(pairwise(form.widths), costly, strict=True)):
         found += [product(tile, n, k, of_each), product(k + TENSOR_ROW_STEP_STEP, n, tile, 0)]
-        found += [product(tile, k, n, 0)] if number else []
+        found += [product(tile, k, n, 0)] if number or behind else []
     multiplied, ended, computed = (sum(each) for each in zip(*found, strict=True))
     clocks = (
         thresholds.TENSOR_ROW_STEP_TILE_CLOCKS
@@ -202,6 +208,56 @@ def tensor_row_step_clocks(form: TensorRowStep, costly: Sequence[int], rows: int
     is_cached = partials <= thresholds.TENSOR_ROW_STEP_CACHED_BYTES
     bytes_per_clock = thresholds.TENSOR_ROW_STEP_PARTIALS_PER_CLOCK[0 if is_cached else 1]
     return tiles * clocks + (2 * tiles - 1) * partials // bytes_per_clock
+
+
+def input_layer_clocks(layer: InputLayer, rows: int, item_bytes: int, multiprocessors: int) -> int:
+    """Of a first layer apart: its sums, its gradient, and what is left and read between launches, with two launches.
+
+    Args:
+        item_bytes: of a number of the data set.
+    """
+    left = 4 * (layer.parts * rows * layer.columns + ceil_div(rows, layer.row_part) * layer.gradient_floats)
+    return (
+        input_layer_forward_clocks(layer, rows, item_bytes, multiprocessors)
+        + input_layer_gradient_clocks(layer, rows, item_bytes, multiprocessors)
+        + 2 * left // thresholds.TENSOR_ROW_STEP_PARTIALS_PER_CLOCK[0]
+        + 2 * thresholds.LAUNCH_CLOCKS
+    )
+
+
+def input_layer_forward_clocks(layer: InputLayer, rows: int, item_bytes: int, multiprocessors: int) -> int:
+    """Of its sums: as long as memory, the second-level cache or tensor cores take."""
+    blocks = ceil_div(rows, layer.tile) * layer.parts
+    slabs = ceil_div(layer.part, layer.slab)
+    of_block = max(
+        slabs * INPUT_LAYER_SLAB // TENSOR_ROW_STEP_STEP * _input_layer_step(layer, 1),
+        layer.part
+        * (layer.tile * item_bytes + 2 * layer.components * layer.pitch)
+        // thresholds.INPUT_LAYER_CACHE_BYTES_PER_CLOCK,
+    )
+    streamed = rows * layer.k * item_bytes // thresholds.INPUT_LAYER_BYTES_PER_CLOCK
+    return max(streamed, ceil_div(blocks, multiprocessors) * of_block)
+
+
+def input_layer_gradient_clocks(layer: InputLayer, rows: int, item_bytes: int, multiprocessors: int) -> int:
+    """Of its gradient, likewise."""
+    inputs, blocks = 8 * INPUT_LAYER_WARPS * layer.lane_inputs, layer.gradient_blocks * ceil_div(rows, layer.row_part)
+    of_block = max(
+        layer.row_part // TENSOR_ROW_STEP_STEP * _input_layer_step(layer, layer.lane_inputs // 2),
+        layer.row_part
+        * (inputs * item_bytes + 2 * layer.components * layer.pitch)
+        // thresholds.INPUT_LAYER_CACHE_BYTES_PER_CLOCK,
+    )
+    streamed = rows * layer.k * item_bytes // thresholds.INPUT_LAYER_BYTES_PER_CLOCK
+    return max(streamed, ceil_div(blocks, multiprocessors) * of_block)
+
+
+def _input_layer_step(layer: InputLayer, outer: int) -> int:
+    """Of 16 terms of all warps of a block, each of which has so many tiles of 16 rows or inputs."""
+    products = layer.components * (layer.components + 1) // 2
+    of_tile = layer.columns // TENSOR_ROW_STEP_STEP * products * thresholds.INPUT_LAYER_PRODUCT_CLOCKS
+    of_tile += layer.components * thresholds.INPUT_LAYER_SPLIT_CLOCKS
+    return outer * of_tile + thresholds.INPUT_LAYER_STEP_CLOCKS
 
 
 def rounds_of_warps(m: int, n: int) -> tuple[int, int]:

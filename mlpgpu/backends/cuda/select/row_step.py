@@ -8,10 +8,14 @@ from dataclasses import dataclass, replace
 from ....plan import Plan
 from ..kernels import (
     COMPONENTS_OF_PRECISION,
+    INPUT_LAYER_SLAB,
+    ITEM_BYTES,
     ROW_STEP_MOST_LEVELS,
     ROW_STEP_ROWS,
     ROW_STEP_TABLE_BYTES,
+    SOURCES,
     TENSOR_ROW_STEP_MOST_LEVELS,
+    InputLayer,
     TensorRowStep,
     ceil_div,
     row_step_shared_bytes,
@@ -19,7 +23,7 @@ from ..kernels import (
 )
 from ..persistent.network import PersistentNetwork, read_network
 from . import thresholds
-from .counted import is_faster, row_step_clocks, tensor_row_step_clocks
+from .counted import input_layer_clocks, is_faster, row_step_clocks, tensor_row_step_clocks
 from .dense import CountedStep, is_cut, on_tensor_cores, small_update_clocks
 from .setting import Verdict, Work
 
@@ -51,14 +55,26 @@ class BlocksOfRows(Verdict):
 
     Attributes:
         form: how it does on tensor cores, by ``grid`` blocks; None on plain cores.
-        slopes: as of :func:`slope_columns`.
+        input_layer: the first layer, if its launches stand before and after those of ``form``, which has the others.
+        slopes: as of :func:`slope_columns`, from the level on that ``form`` begins with.
         clocks: that the launch is counted at, without its start.
     """
 
     form: TensorRowStep | None = None
+    input_layer: InputLayer | None = None
     grid: int = 0
     slopes: tuple[int, ...] = ()
     clocks: int = 0
+
+    @property
+    def left(self) -> int:
+        """Floats of gradients that its blocks leave."""
+        return self.form.partials[-1] * self.grid if self.form else 0
+
+    @property
+    def images(self) -> int:
+        """Elements of the components of the weights that its blocks read."""
+        return self.form.images[-1] if self.form else 0
 
 
 def blocks_of_rows(plan: Plan, work: Work, step: CountedStep | None = None) -> BlocksOfRows:
@@ -73,7 +89,7 @@ def blocks_of_rows(plan: Plan, work: Work, step: CountedStep | None = None) -> B
     network, others = read_network(plan), step.clocks if step else None
     if plain and isinstance(network, PersistentNetwork):
         others = _plain_clocks(network, work)
-    counted = tensor.clocks + thresholds.TENSOR_ROW_STEP_CLOCKS
+    counted = tensor.clocks + thresholds.TENSOR_ROW_STEP_CLOCKS + _apart_clocks(tensor.input_layer, work)
     if others is None:
         return BlocksOfRows(plain.holds, f"{plain.why}; on tensor cores: launches are not counted")
     compared = f"counted clocks: {counted:,}, {others:,} otherwise"
@@ -145,13 +161,55 @@ def tensor_row_step(plan: Plan, work: Work) -> BlocksOfRows:
         return BlocksOfRows(False, f"{len(network.layers)} layers are more than it counts")
     if work.rows < thresholds.TENSOR_ROW_STEP_LEAST_ROWS:
         return BlocksOfRows(False, f"{work.rows} rows < {thresholds.TENSOR_ROW_STEP_LEAST_ROWS}")
-    found = min(_tensor_forms(network, plan.precision, work), key=lambda each: each[0], default=None)
+    whole = _with_form(network, plan.precision, work, None)
+    layer = input_layer(network, plan.precision, work)
+    apart = _with_form(network, plan.precision, work, layer) if layer else whole
+    if apart and (not whole or whole.clocks > apart.clocks + _apart_clocks(layer, work)):
+        return apart
+    return whole
+
+
+def _with_form(network: PersistentNetwork, precision: str, work: Work, layer: InputLayer | None) -> BlocksOfRows:
+    """By the form that is counted least, behind a first layer apart if there is one."""
+    forms = _tensor_forms(network, precision, work, behind=layer is not None)
+    found = min(forms, key=lambda each: each[0], default=None)
     if found is None:
         room = room_of(work.setting.arch)
         return BlocksOfRows(False, f"{room:,} bytes of shared memory have no room for the largest weight and its rows")
     clocks, grid, form = found
-    why = f"{grid} blocks take {form.tile} rows at a time through all layers, the loss and back, on tensor cores"
-    return BlocksOfRows(True, why, form, grid, tuple(slope_columns(network)), clocks)
+    others = "all layers" if layer is None else "the layers behind the first one, which has launches of its own"
+    why = f"{grid} blocks take {form.tile} rows at a time through {others}, the loss and back, on tensor cores"
+    first, *columns = slope_columns(network)
+    slopes = columns if layer else [first, *columns]
+    return BlocksOfRows(True, why, form, layer, grid, tuple(slopes), clocks)
+
+
+def input_layer(network: PersistentNetwork, precision: str, work: Work) -> InputLayer | None:
+    """How the first layer is made apart; None where it cannot be, or nothing follows it."""
+    first, components = network.layers[0], COMPONENTS_OF_PRECISION[precision]
+    is_possible = len(network.layers) > 1 and network.input_dropout is None
+    if not thresholds.INPUT_LAYER_IS_APART or not is_possible or first.n_out > thresholds.INPUT_LAYER_MOST_N:
+        return None
+    k, n, sms = first.n_in, first.n_out, work.setting.multiprocessors
+    found = []
+    for row_warps in (8, 4, 2):
+        layer = InputLayer(k, n, components, row_warps, 0, INPUT_LAYER_SLAB)
+        part = _part_of(k, max(1, sms // ceil_div(work.rows, layer.tile)), layer.slab)
+        row_part = _part_of(work.rows, max(1, sms // layer.gradient_blocks), INPUT_LAYER_SLAB)
+        layer = replace(layer, part=part, row_part=min(row_part, thresholds.INPUT_LAYER_MOST_ROWS))
+        if layer.stages > 1 or layer.part <= layer.slab:
+            found.append(layer)
+    return min(found, key=lambda each: _apart_clocks(each, work), default=None)
+
+
+def _part_of(whole: int, parts: int, slab: int) -> int:
+    """What each of so many parts has at most, in whole slabs."""
+    return slab * ceil_div(ceil_div(whole, parts), slab)
+
+
+def _apart_clocks(layer: InputLayer | None, work: Work) -> int:
+    item_bytes = ITEM_BYTES[SOURCES[work.setting.source]]
+    return input_layer_clocks(layer, work.rows, item_bytes, work.setting.multiprocessors) if layer else 0
 
 
 def slope_columns(network: PersistentNetwork) -> list[int]:
@@ -165,15 +223,16 @@ def slope_columns(network: PersistentNetwork) -> list[int]:
     return [*found, columns]
 
 
-def _tensor_forms(network: PersistentNetwork, precision: str, work: Work) -> Iterator[tuple[int, int, TensorRowStep]]:
-    """What each form is counted at, its blocks and the form."""
-    costly = [
-        (layer.activation not in thresholds.CHEAP_ACTIVATIONS) + (layer.dropout is not None) for layer in network.layers
-    ]
+def _tensor_forms(
+    network: PersistentNetwork, precision: str, work: Work, *, behind: bool
+) -> Iterator[tuple[int, int, TensorRowStep]]:
+    """What each form is counted at, its blocks and the form: of all layers, or of those behind the first one."""
+    layers, widths = network.layers[behind:], widths_of(network)[behind:]
+    costly = [(layer.activation not in thresholds.CHEAP_ACTIVATIONS) + (layer.dropout is not None) for layer in layers]
     for tile in thresholds.TENSOR_ROW_STEP_TILES:
         # Of all networks the same shared memory, so that they share a kernel.
         room = room_of(work.setting.arch)
-        form = TensorRowStep(widths_of(network), COMPONENTS_OF_PRECISION[precision], tile, room)
+        form = TensorRowStep(widths, COMPONENTS_OF_PRECISION[precision], tile, room)
         grid = min(ceil_div(work.rows, tile), work.setting.multiprocessors)
         if form.rooms:
-            yield tensor_row_step_clocks(form, costly, work.rows, grid), grid, form
+            yield tensor_row_step_clocks(form, costly, work.rows, grid, behind=behind), grid, form

@@ -423,6 +423,16 @@ TENSOR_ROW_STEP_CACHED_BYTES = 32 << 20
 # takes 1.017 of the fastest way in the mean, 1.22 at most.
 TENSOR_ROW_STEP_TENTHS = 9
 
+# A first layer may be apart (fused/input_layer.cuh), where its inputs are too long for a block or that is counted to be
+# faster: counted alone, for no card has run it, so that it is off.  Bytes in a clock of the data set, and of a block's
+# rows and weights from the second-level cache; clocks for 16 inputs of 16 rows that each warp of a block multiplies, of
+# them for each 16 outputs and product of components, for each component of a number, and for all else.
+INPUT_LAYER_IS_APART = False
+INPUT_LAYER_MOST_N = 128
+INPUT_LAYER_MOST_ROWS = 4096  # of a part of the gradient, whose numbers a block keeps
+INPUT_LAYER_BYTES_PER_CLOCK, INPUT_LAYER_CACHE_BYTES_PER_CLOCK = 1_300, 48
+INPUT_LAYER_PRODUCT_CLOCKS, INPUT_LAYER_SPLIT_CLOCKS, INPUT_LAYER_STEP_CLOCKS = 32, 120, 200
+
 # --- stacks of locally connected layers in one kernel ---
 
 STACKS_ARE_USED = True  # False: every layer is a launch

@@ -8,7 +8,20 @@ from typing import Any
 from ...kernels.launches import Launch
 from .. import groups
 from ..groups import Group
-from . import finish, fused, gemm, local, parts, row_step, rows, simt, tensor_row_step, update_layers, whole_batch
+from . import (
+    finish,
+    fused,
+    gemm,
+    input_layer,
+    local,
+    parts,
+    row_step,
+    rows,
+    simt,
+    tensor_row_step,
+    update_layers,
+    whole_batch,
+)
 from .shard import Shard
 
 _EMIT: dict[type[Group], Callable[[Shard, Any], None]] = {
@@ -39,7 +52,9 @@ _EMIT: dict[type[Group], Callable[[Shard, Any], None]] = {
     groups.Head: fused.head,
     groups.Tail: fused.tail,
     groups.RowStep: row_step.forward_and_back,
+    groups.InputLayerForward: input_layer.forward,
     groups.TensorRowStep: tensor_row_step.forward_and_back,
+    groups.InputLayerGradient: input_layer.gradient,
     groups.UpdateFromBlocks: tensor_row_step.update,
     groups.UpdateLayers: update_layers.update,
     groups.LocalForward: local.forward,

@@ -14,7 +14,7 @@ from ... import kernels
 from ...kernels import ceil_div
 from ...kernels.launches import At
 from ..groups import RowStep
-from .rows import statistics, weighed
+from .rows import of_data, statistics, weighed
 from .shard import Shard
 
 LEVELS, Y, DZ = "row step.levels", "row step.y", "row step.dz"
@@ -35,15 +35,12 @@ def forward_and_back(shard: Shard, group: RowStep) -> None:
     shard.lowered.bytes[DZ] = 4 * capacity * sum(widths[1:])
     shard.lowered.words[LEVELS] = _described(shard, group)
     inputs = next((other for other in group.rows if isinstance(other, ops.Standardize)), None)
-    is_bytes = shard.setting.source == "uint8"
     targets = {f"target_{name}": value for name, value in statistics(shard, group.targets).items()}
     grid = ceil_div(shard.rows, kernels.ROW_STEP_ROWS), 1, 1
     room = kernels.row_step_shared_bytes(widths)
     entry = kernels.row_step(op.loss.form, op.kind, textured=shard.setting.textured, shared_bytes=room)
     shard.add(
-        group, entry, grid, **weighed(shard, grid), **targets,
-        data=None if is_bytes else At("data"), bytes=At("data") if is_bytes else None, scale=At("scale"),
-        mean=shard.ref(inputs.mean) if inputs else None, deviation=shard.ref(inputs.scale) if inputs else None,
+        group, entry, grid, **weighed(shard, grid), **targets, **of_data(shard, inputs),
         parameters=At("parameters"), described=At(LEVELS), layer_count=len(layers), lowest=lowest + 1,
         widest=max(widths), seed=At("seed"),
         x=shard.stored(layers[0].x) if group.stores_inputs else None, y=At(Y) if hidden else None,

@@ -79,6 +79,15 @@ def loss(shard: Shard, group: LossRows) -> None:
     )  # fmt: skip
 
 
+def of_data(shard: Shard, inputs: ops.Standardize | None) -> dict[str, Value]:
+    """The data set's inputs, as numbers or as bytes, and what standardizes them."""
+    is_bytes = shard.setting.source == "uint8"
+    return {
+        "data": None if is_bytes else At("data"), "bytes": At("data") if is_bytes else None, "scale": At("scale"),
+        "mean": shard.ref(inputs.mean) if inputs else None, "deviation": shard.ref(inputs.scale) if inputs else None,
+    }  # fmt: skip
+
+
 def statistics(shard: Shard, targets: ops.Standardize | None) -> dict[str, Value]:
     """What standardized targets are given beside the rows of a loss."""
     if targets is None:

@@ -1,0 +1,362 @@
+// The first layer of a network of narrow layers whose inputs are too long for a block's shared memory: its products with the
+// batch's rows as they lie in the data set, on tensor cores. Both read each input once, and split it as they do; between them
+// fused/tensor_row_step.cuh takes all other layers forward and back.
+//
+// A lane loads four neighbours of a row, the inputs of a warp's product at 16 inputs (forward) or of 16 rows (back), from
+// global memory to registers, some products ahead. As sums go over all of them, their order does not matter: of the four
+// that lane 4 g + t has, two stand where tensor cores have 2 t and 2 t + 1, and two where they have those 8 further, the
+// first two for t < 2 and the last two for others. So the rows of eight lanes' other operand lie in different banks.
+#pragma once
+
+#include "arch/barriers.cuh"
+#include "arch/bulk_copy.cuh"
+#include "common/dependent_launch.cuh"
+#include "common/step.cuh"
+#include "gemm/components.cuh"
+
+namespace mlpgpu {
+
+// TILES are the 16 columns of z that a warp has at once.
+template <int COMPONENTS_, int TILES_>
+struct InputLayerShape {
+    static constexpr int COMPONENTS = COMPONENTS_, TILES = TILES_, STEP = ComponentsShape::STEP;
+    static constexpr int WARPS = 8, THREADS = WARPS * WARP, MOST_STAGES = 4, BARRIER_WORDS = 2 * MOST_STAGES;
+    static constexpr int SLAB = ComponentsShape::PROMOTED, STEPS = SLAB / STEP;  // inputs or rows of a slab, in products of 16
+    static constexpr int SHARED_BYTES = 227 * 1024;
+};
+
+// Neighbours that one instruction loads.
+template <class Number, int COUNT>
+struct alignas(COUNT * sizeof(Number)) Vector {
+    Number numbers[COUNT];
+};
+
+// Inputs of the data set, floats or bytes times `scale`, less `mean` over `deviation` (k,) unless they are null.
+template <class Number>
+struct InputRows {
+    const Number* data;
+    float scale;
+    const float* mean;
+    const float* deviation;
+    int k;
+
+    // Whether so many neighbours of a row, from a multiple of their number on, are one vector.
+    __device__ __forceinline__ bool are_vectors(int count) const {
+        return reinterpret_cast<uintptr_t>(data) % (count * sizeof(Number)) == 0 && k % count == 0;
+    }
+
+    // Loads neighbours of a row of the data set; of a row below 0, or beyond its end, zeros. They are converted later.
+    template <int COUNT>
+    __device__ __forceinline__ void load(int row, int column, bool vectored, Number (&to)[COUNT]) const {
+        const Number* const from = data + (static_cast<int64_t>(row) * k + column);
+        if (vectored) {
+            Vector<Number, COUNT> vector = {};
+            if (row >= 0 && column < k) vector = *reinterpret_cast<const Vector<Number, COUNT>*>(from);
+#pragma unroll
+            for (int q = 0; q < COUNT; ++q) to[q] = vector.numbers[q];
+            return;
+        }
+#pragma unroll
+        for (int q = 0; q < COUNT; ++q) to[q] = row >= 0 && column + q < k ? from[q] : Number();
+    }
+
+    // What was loaded from `column` on as numbers; beyond a row's end zeros.
+    template <int COUNT>
+    __device__ __forceinline__ void convert(const Number (&loaded)[COUNT], int column, float (&to)[COUNT]) const {
+#pragma unroll
+        for (int q = 0; q < COUNT; ++q) to[q] = sizeof(Number) == 1 ? __fmul_rn(scale, loaded[q]) : loaded[q];
+        if (deviation)
+#pragma unroll
+            for (int q = 0; q < COUNT; ++q)
+                if (column + q < k) to[q] = quotient(to[q] - mean[column + q], deviation[column + q]);
+    }
+};
+
+// The row of 16 of the other operand at which a lane points, for load_matrices<true>() of rows in the order of lanes' fours.
+__device__ __forceinline__ int row_of_fours() {
+    const int lane = threadIdx.x % WARP, t = lane % 8 / 2, is_later = lane / 8 % 2 != t / 2;
+    return 4 * t + 2 * is_later + lane % 2;
+}
+
+// A ring of slabs of an operand's components in shared memory, rows `pitch` elements apart: one thread has them copied, some
+// slabs ahead of the one that all multiply. A ring of one stage holds the only slab.
+template <int COMPONENTS>
+struct SlabsInTurn {
+    const uint16_t* from;   // of the first slab
+    int64_t stride;         // elements from component to component there
+    int rows, pitch, slab;  // rows that there are, and of a slab
+    uint16_t* stages;
+    int stage_count;
+    uint64_t* arrived;  // a barrier for each stage
+    int place = 0, parity = 0;  // the stage of the next slab, and the phase of its barrier
+
+    __device__ __forceinline__ SlabsInTurn(const uint16_t* from, int64_t stride, int rows, int pitch, int slab,
+                                           uint16_t* stages, int stage_count, uint64_t* arrived)
+        : from(from), stride(stride), rows(rows), pitch(pitch), slab(slab), stages(stages), stage_count(stage_count),
+          arrived(arrived) {}
+
+    __device__ __forceinline__ int elements() const { return slab * pitch; }  // of a component of a stage
+
+    // Begins to copy slab i, if there is one, to a stage.
+    __device__ __forceinline__ void fetch(int i, int to) const {
+        const int left = smallest(slab, rows - i * slab);
+        if (threadIdx.x != 0 || left <= 0) return;
+        const int bytes = 2 * left * pitch;
+        const uint32_t barrier = shared_address(arrived + to);
+        barrier_expect(barrier, COMPONENTS * bytes);
+        for (int p = 0; p < COMPONENTS; ++p)
+            bulk_copy(shared_address(stages + (to * COMPONENTS + p) * elements()),
+                      from + p * stride + static_cast<int64_t>(i) * elements(), barrier, bytes);
+    }
+
+    __device__ __forceinline__ void begin() const {
+        for (int i = 0; i < stage_count; ++i) fetch(i, i);
+    }
+
+    // Waits for the next slab, i, and for all threads, who have multiplied the one before it, whose place another one gets.
+    __device__ __forceinline__ Components<COMPONENTS> next(int i) {
+        barrier_wait(shared_address(arrived + place), parity);
+        __syncthreads();
+        if (i > 0) fetch(i + stage_count - 1, (place == 0 ? stage_count : place) - 1);
+        const Components<COMPONENTS> found = {stages + place * COMPONENTS * elements(), pitch, elements()};
+        if (++place == stage_count) place = 0, parity ^= 1;
+        return found;
+    }
+};
+
+// Makes the barriers of a ring, by all threads.
+__device__ __forceinline__ void make_barriers(uint64_t* barriers, int count) {
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < count; ++i) barrier_init(shared_address(barriers + i), 1);
+        barrier_publish();
+    }
+    __syncthreads();
+}
+
+// sums (16, 16 TILES) += A's fragments by 16 rows of B, whose first column has `of_lane`, in the order of lanes' fours.
+template <class T>
+__device__ __forceinline__ void multiply_fours(const unsigned (&a)[T::COMPONENTS][4], const Components<T::COMPONENTS>& b,
+                                               int first_row, int columns, float (&sums)[T::TILES][2][4]) {
+    const uint16_t* const of_lane = b.data + (first_row + row_of_fours()) * b.pitch + threadIdx.x % WARP / 16 * 8;
+#pragma unroll
+    for (int j = 0; j < T::TILES; ++j) {
+        if (T::STEP * j >= columns) break;
+        unsigned of_b[T::COMPONENTS][4];
+#pragma unroll
+        for (int p = 0; p < T::COMPONENTS; ++p) load_matrices<true>(of_b[p], of_lane + p * b.stride + T::STEP * j);
+        multiply_fragments(sums[j], a, of_b);
+    }
+}
+
+template <int TILES>
+__device__ __forceinline__ void add_tiles(float (&sums)[TILES][2][4], float (&part)[TILES][2][4]) {
+#pragma unroll
+    for (int j = 0; j < TILES; ++j) add_sums(sums[j], part[j]);
+#pragma unroll
+    for (int q = 0; q < 8 * TILES; ++q) part[q / 8][q / 4 % 2][q % 4] = 0.0f;
+}
+
+// Calls store(half, column, two) for all pairs of neighbours among a lane's sums, of its upper row and of the lower one.
+template <int TILES, class Store>
+__device__ __forceinline__ void each_pair(const float (&sums)[TILES][2][4], int columns, const Store& store) {
+#pragma unroll
+    for (int j = 0; j < TILES; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            const int column = ComponentsShape::STEP * j + e / 2 * 8 + threadIdx.x % 4 * 2;
+            const float(&four)[4] = sums[j][e / 2];
+            if (column < columns) store(e % 2, column, make_float2(four[e % 2 * 2], four[e % 2 * 2 + 1]));
+        }
+}
+
+// partials (grid y, capacity, n padded to 16): x W of the shard's rows, over `part` inputs for each y of the grid. `image` is W
+// (k, n) as fused/update_from_blocks.cuh leaves it. Warps have 16 rows each, `row_warps` of them all of a block's rows; others
+// have the same rows and other inputs of a slab. Grid: (16 · row_warps rows, parts of the inputs).
+template <class T, class Number>
+__device__ __forceinline__ void input_layer_forward(const Step* step, int shard, int shards, const int* order,
+                                                    const Number* data, float scale, const float* mean,
+                                                    const float* deviation, const uint16_t* image, float* partials, int k,
+                                                    int n, int part, int row_warps, int stages, int capacity) {
+    SHARED(float, shared);
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const int shares = T::WARPS / row_warps, share = warp / row_warps;
+    const int columns = padded_to_step(n), pitch = components_pitch(n);
+    const Rows rows = shard_rows(step, shard, shards);
+    const int tile = row_warps * T::STEP, in_tile = warp % row_warps * T::STEP, row = blockIdx.x * tile + in_tile + lane / 4;
+    const int first = blockIdx.y * part, end = smallest(k, first + part);  // of the block's inputs
+    uint64_t* const barriers = reinterpret_cast<uint64_t*>(shared);
+    SlabsInTurn<T::COMPONENTS> weights(image + static_cast<int64_t>(first) * pitch,
+                                       static_cast<int64_t>(padded_to_step(k)) * pitch, padded_to_step(end) - first, pitch,
+                                       shares * T::SLAB, reinterpret_cast<uint16_t*>(shared + T::BARRIER_WORDS), stages,
+                                       barriers);
+    make_barriers(barriers, stages);
+
+    const InputRows<Number> inputs = {data, scale, mean, deviation, k};
+    const bool vectored = inputs.are_vectors(4);
+    int of_data[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) of_data[h] = row + 8 * h < rows.count ? order[rows.order + rows.first + row + 8 * h] : -1;
+    const int count = ceil_div(end - first, weights.slab), own = first + share * T::SLAB;
+    Number loaded[T::STEPS][2][4];
+    const auto load = [&](int i) {
+        const int begin = own + i * weights.slab;
+#pragma unroll
+        for (int s = 0; s < T::STEPS; ++s)
+#pragma unroll
+            for (int h = 0; h < 2; ++h)
+                inputs.load(begin + T::STEP * s < end ? of_data[h] : -1, begin + T::STEP * s + lane % 4 * 4, vectored,
+                            loaded[s][h]);
+    };
+    load(0);
+    pdl_wait_and_trigger();
+    weights.begin();
+
+    float sums[T::TILES][2][4] = {}, partial[T::TILES][2][4] = {};
+    for (int i = 0; i < count; ++i) {
+        Number of_slab[T::STEPS][2][4];
+#pragma unroll
+        for (int e = 0; e < 8 * T::STEPS; ++e) of_slab[e / 8][e / 4 % 2][e % 4] = loaded[e / 8][e / 4 % 2][e % 4];
+        load(i + 1);
+        const Components<T::COMPONENTS> w = weights.next(i);
+        float(&c)[T::TILES][2][4] = T::COMPONENTS > 2 ? partial : sums;
+#pragma unroll
+        for (int s = 0; s < T::STEPS; ++s) {
+            const int begin = own + i * weights.slab + T::STEP * s;
+            if (begin >= end) break;
+            float numbers[2][4];
+#pragma unroll
+            for (int h = 0; h < 2; ++h) inputs.convert(of_slab[s][h], begin + lane % 4 * 4, numbers[h]);
+            float2 pairs[4];
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const float(&four)[4] = numbers[e % 2];
+                const bool is_later = (lane % 4 / 2 + e / 2) % 2;
+                pairs[e] = make_float2(is_later ? four[2] : four[0], is_later ? four[3] : four[1]);
+            }
+            unsigned of_x[T::COMPONENTS][4];
+            split_pairs(pairs, of_x);
+            multiply_fours<T>(of_x, w, share * T::SLAB + T::STEP * s, columns, c);
+        }
+        if (T::COMPONENTS > 2) add_tiles(sums, partial);
+    }
+
+    float* const to = partials + (static_cast<int64_t>(blockIdx.y) * capacity + blockIdx.x * tile) * columns;
+    const int row_count = rows.count - static_cast<int>(blockIdx.x) * tile;
+    if (shares == 1) {
+        each_pair(sums, columns, [&](int half, int column, const float2& two) {
+            const int of_tile = in_tile + lane / 4 + half * 8;
+            if (of_tile < row_count) *reinterpret_cast<float2*>(to + of_tile * columns + column) = two;
+        });
+        return;
+    }
+    __syncthreads();  // the warps' sums take the place of the slabs
+    float* const all = shared + T::BARRIER_WORDS;
+    const int share_size = tile * pitch;  // rows that lie so far apart that lanes' pairs are in different banks
+    float* const of_lane = all + share * share_size + (in_tile + lane / 4) * pitch;
+    each_pair(sums, columns, [&](int half, int column, const float2& two) {
+        *reinterpret_cast<float2*>(of_lane + half * 8 * pitch + column) = two;
+    });
+    __syncthreads();
+    const int pairs = columns / 2;
+    for (int i = threadIdx.x; i < smallest(tile, row_count) * pairs; i += T::THREADS) {
+        const int of_tile = i / pairs, column = 2 * (i - of_tile * pairs);
+        float2 sum = {};
+        for (int other = 0; other < shares; ++other) {
+            const float2 of_share = *reinterpret_cast<const float2*>(all + other * share_size + of_tile * pitch + column);
+            sum = make_float2(sum.x + of_share.x, sum.y + of_share.y);
+        }
+        *reinterpret_cast<float2*>(to + of_tile * columns + column) = sum;
+    }
+}
+
+// partials (grid y, k + 1, n padded to 8): xᵀ dz and, as its last row, dz's sums, over `part` of the shard's rows for each y
+// of the grid. `deltas` are dz's components (components, delta_rows, n padded to 16 and 8), of which rows behind the shard's
+// may have anything. A warp has 8 INPUTS inputs, of which a lane loads INPUTS neighbours of each row.
+// Grid: (8 · WARPS · INPUTS inputs, parts of the rows).
+template <class T, int INPUTS, class Number>
+__device__ __forceinline__ void input_layer_gradient(const Step* step, int shard, int shards, const int* order,
+                                                     const Number* data, float scale, const float* mean,
+                                                     const float* deviation, const uint16_t* deltas, float* partials,
+                                                     int k, int n, int part, int stages, int delta_rows) {
+    constexpr int OUTERS = INPUTS / 2, AHEAD = 2;  // products of 16 rows whose inputs are in flight
+    SHARED(float, shared);
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const int columns = padded_to_step(n), pitch = components_pitch(n);
+    const Rows rows = shard_rows(step, shard, shards);
+    const int first = smallest(rows.count, blockIdx.y * part), count = smallest(part, rows.count - first);
+    const int input = (blockIdx.x * T::WARPS + warp) * 8 * INPUTS + lane / 4 * INPUTS;  // the lane's first one
+    uint64_t* const barriers = reinterpret_cast<uint64_t*>(shared);
+    int* const fetched = reinterpret_cast<int*>(shared) + T::BARRIER_WORDS;  // (part,), a multiple of a slab
+    SlabsInTurn<T::COMPONENTS> of_deltas(deltas + static_cast<int64_t>(first) * pitch,
+                                         static_cast<int64_t>(delta_rows) * pitch, round_up(count, T::SLAB), pitch, T::SLAB,
+                                         reinterpret_cast<uint16_t*>(fetched + part), stages, barriers);
+    const int* const numbers_of_rows = order + rows.order + rows.first + first;
+    for (int i = threadIdx.x; i < part; i += T::THREADS) fetched[i] = i < count ? numbers_of_rows[i] : -1;
+    make_barriers(barriers, stages);
+
+    const InputRows<Number> inputs = {data, scale, mean, deviation, k};
+    const bool vectored = inputs.are_vectors(INPUTS);
+    Number loaded[AHEAD][4][INPUTS];
+    // Of a lane's four rows the first two are those that stand first.
+    const auto row_of = [&](int begin, int r) { return begin + lane % 4 * 4 + (r ^ (lane % 4 / 2 * 2)); };
+    const auto load = [&](int begin, Number (&to)[4][INPUTS]) {
+#pragma unroll
+        for (int r = 0; r < 4; ++r) inputs.load(begin < part ? fetched[row_of(begin, r)] : -1, input, vectored, to[r]);
+    };
+#pragma unroll
+    for (int s = 0; s < AHEAD; ++s) load(T::STEP * s, loaded[s]);
+    pdl_wait_and_trigger();
+    of_deltas.begin();
+
+    float sums[OUTERS][T::TILES][2][4] = {}, partial[OUTERS][T::TILES][2][4] = {};
+    const int slabs = ceil_div(count, T::SLAB);
+    for (int i = 0; i < slabs; ++i) {
+        const Components<T::COMPONENTS> dz = of_deltas.next(i);
+        const int left = count - i * T::SLAB;
+        if (left < T::SLAB) {
+            for (int e = left * pitch + threadIdx.x; e < of_deltas.elements(); e += T::THREADS)
+                for (int p = 0; p < T::COMPONENTS; ++p) dz.data[p * dz.stride + e] = 0;
+            __syncthreads();
+        }
+        float(&c)[OUTERS][T::TILES][2][4] = T::COMPONENTS > 2 ? partial : sums;
+#pragma unroll
+        for (int s = 0; s < T::STEPS; ++s) {
+            const int begin = i * T::SLAB + T::STEP * s;
+            float numbers[4][INPUTS];
+#pragma unroll
+            for (int r = 0; r < 4; ++r) {
+                inputs.convert(loaded[s % AHEAD][r], input, numbers[r]);
+#pragma unroll
+                for (int q = 0; q < INPUTS; ++q)
+                    if (input + q == k) numbers[r][q] = 1.0f;  // whose sums are the bias's
+            }
+            load(begin + AHEAD * T::STEP, loaded[s % AHEAD]);
+#pragma unroll
+            for (int outer = 0; outer < OUTERS; ++outer) {
+                float2 pairs[4];
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    const int q = 2 * outer + e % 2, r = e / 2 * 2;
+                    pairs[e] = make_float2(numbers[r][q], numbers[r + 1][q]);
+                }
+                unsigned of_x[T::COMPONENTS][4];
+                split_pairs(pairs, of_x);
+                multiply_fours<T>(of_x, dz, T::STEP * s, columns, c[outer]);
+            }
+        }
+        if (T::COMPONENTS > 2)
+#pragma unroll
+            for (int outer = 0; outer < OUTERS; ++outer) add_tiles(sums[outer], partial[outer]);
+    }
+
+    const int of_row = round_up(n, 8);
+    float* const to = partials + static_cast<int64_t>(blockIdx.y) * (k + 1) * of_row;
+#pragma unroll
+    for (int outer = 0; outer < OUTERS; ++outer)
+        each_pair(sums[outer], of_row, [&](int half, int column, const float2& two) {
+            const int of_input = input + 2 * outer + half;  // rows of this product are inputs side by side
+            if (of_input <= k) *reinterpret_cast<float2*>(to + static_cast<int64_t>(of_input) * of_row + column) = two;
+        });
+}
+
+}  // namespace mlpgpu
