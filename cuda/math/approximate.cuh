@@ -11,12 +11,12 @@ namespace mlpgpu {
 __device__ __forceinline__ float root(float x) { return fast_sqrt(x); }
 __device__ __forceinline__ float quotient(float a, float b) { return __fdividef(a, b); }
 
-// x times a polynomial, from the coefficient of the highest power on.
-template <int COUNT>
-__device__ __forceinline__ float times_polynomial(float x, const float (&coefficients)[COUNT]) {
-    float sum = coefficients[0];
-#pragma unroll
-    for (int i = 1; i < COUNT; ++i) sum = fmaf(sum, x, coefficients[i]);
+// x times a polynomial, from the coefficient of the highest power on. No loop is left for a compiler that makes vectors of
+// the loop around it.
+template <class... Coefficients>
+__device__ __forceinline__ float times_polynomial(float x, float highest, Coefficients... others) {
+    float sum = highest;
+    ((sum = fmaf(sum, x, others)), ...);
     return x * sum;
 }
 
@@ -24,17 +24,16 @@ __device__ __forceinline__ float times_polynomial(float x, const float (&coeffic
 // log(1 + x) / x by its largest relative error, 5e-9 (Lawson's algorithm: C. L. Lawson, "Contributions to the theory of
 // linear least maximum approximation", 1961).
 __device__ __forceinline__ float log_plus_one(float x) {
-    constexpr float COEFFICIENTS[] = {-0.0032440233f, 0.0198514536f, -0.0569595173f, 0.106036536f,  -0.153055921f,
-                                      0.196759388f,   -0.249541342f, 0.333299637f,  -0.499999017f, 1.0f};
-    return times_polynomial(x, COEFFICIENTS);
+    return times_polynomial(x, -0.0032440233f, 0.0198514536f, -0.0569595173f, 0.106036536f, -0.153055921f, 0.196759388f,
+                            -0.249541342f, 0.333299637f, -0.499999017f, 1.0f);
 }
 
 // exp(x) - 1 for x <= 0, off by up to 4 units of the last place: from -0.7 on by the polynomial of degree 5 that is found
 // likewise, to 1e-8, below by the exponential, from which 1 takes no more than a bit.
 __device__ __forceinline__ float exp_minus_one(float x) {
-    constexpr float COEFFICIENTS[] = {0.00103013404f, 0.00806245673f, 0.0415693521f, 0.166650593f, 0.499999017f, 1.0f};
     const float below = expf(x) - 1.0f;
-    return x < -0.7f ? below : times_polynomial(x, COEFFICIENTS);
+    const float near = times_polynomial(x, 0.00103013404f, 0.00806245673f, 0.0415693521f, 0.166650593f, 0.499999017f, 1.0f);
+    return x < -0.7f ? below : near;
 }
 
 }  // namespace mlpgpu

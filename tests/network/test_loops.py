@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import re
 import shutil
 import stat
+import subprocess
 import sys
 from collections.abc import Iterator
 from itertools import pairwise
@@ -23,6 +26,7 @@ from mlpgpu.backends.constants import hyper_parameters, loss_numbers
 from mlpgpu.backends.cpu.blas import BLAS
 from mlpgpu.backends.cpu.loops import Call, joined, library, loops_name, why_not
 from mlpgpu.backends.cpu.loops import library as loops_library
+from mlpgpu.backends.sources import native_folder, source_folder
 from mlpgpu.losses import FORMS
 from mlpgpu.optimizers import OPTIMIZERS
 from mlpgpu.random import half_words, least_kept
@@ -67,6 +71,27 @@ def forgotten() -> Iterator[None]:
     library_module._found.cache_clear()
     yield
     library_module._found.cache_clear()
+
+
+@needs_loops
+@pytest.mark.skipif(shutil.which("g++") is None, reason="what g++ says of a loop is read")
+def test_each_loop_over_elements_is_made_of_vectors() -> None:
+    """A loop or a branch that is left inside it makes it ten times as long, with the same bits."""
+    module = library_module
+    folders = [Path(module.__file__ or "").parent, native_folder(), source_folder()]
+    options = [each for each in module.OPTIONS if not each.startswith("-march")]
+    options += ["-march=x86-64-v3"] if platform.machine() == "x86_64" else []  # whatever this machine has beyond that
+    command = ["g++", *options, "-fPIC", "-fopt-info-vec-missed", *(f"-I{folder}" for folder in folders)]
+    told = subprocess.run(
+        [*command, "-x", "c++", "-", "-c", "-o", os.devnull],
+        input=module.unit(), capture_output=True, text=True, check=True,
+    ).stderr  # fmt: skip
+    missed = {(name, int(line)) for name, line in re.findall(r"/(\w+\.h):(\d+):\d+: missed: couldn't vectorize", told)}
+    assert missed, "the compiler says nothing of loops"
+    for name in ("loops.h", "steps.h"):
+        lines = (folders[0] / name).read_text().splitlines()
+        over_elements = {(name, number) for number, line in enumerate(lines, 1) if line.lstrip().startswith("EACH for")}
+        assert sorted(over_elements & missed) == []
 
 
 # --- each loop ---

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import platform
 from pathlib import Path
 
 from ....activations import ACTIVATIONS
@@ -17,8 +18,14 @@ from ....optimizers import OPTIMIZERS
 from ...host_library import UnusableError, built
 from ...sources import camel, native_folder, source_folder
 
+# A compiler that could take 16 floats at a time prefers 8, as the first processors that can slow down for them: steps
+# of an Intel Xeon of the fourth generation take 0.7 to 1.0 of the time by 16.
+_WIDEST = ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()
 # Sums and the absence of NaN are never assumed, so no option of -ffast-math's is here that would assume them.
-OPTIONS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", "-pthread")
+OPTIONS = (
+    *("-std=c++17", "-O3", "-march=native", *_WIDEST),
+    *("-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", "-pthread"),
+)
 LINKED = ("-fPIC", "-shared", "-lmvec", "-lm")
 
 # Losses whose rows need more than a sum of their outputs' terms; of the last two NumPy is as fast.
