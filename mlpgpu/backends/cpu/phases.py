@@ -41,8 +41,8 @@ from .workspace import Workspace
 LEAST_ROWS = 8  # of a part: products of fewer take nearly as long
 ROW_BLOCK = 8  # parts of many rows are multiples of it, as tiles of products are
 # Parts are rows of a weight up to so many rows of the batch, from so many weights on, and so many for each squared row:
-# BLAS packs a whole weight for each part of the rows.  Of what a step of n-n-n-10 takes by parts of the rows it so takes
-# 0.98, 1.04 and 1.10 for n = 128 and 48, 128 and 384 rows; for n = 362 0.78, 0.83, 1.03; for n = 1024 0.74, 0.88, 1.00.
+# BLAS packs a whole weight for each part of the rows.  Of what a step of n-n-n-10 takes by parts of the rows it takes
+# 0.98, 1.04, 1.10 for n = 128 and 48, 128 and 384 rows; for n = 362 0.78, 0.83, 1.03; for n = 1024 0.74, 0.88, 1.00.
 ALONG_K_MOST_ROWS, ALONG_K_FROM_WEIGHTS, ALONG_K_BY_SQUARED_ROW = 320, 1 << 14, 2
 AWAKE_NANOSECONDS = 200_000  # that helpers wait for the next call, far more than lies between two of a fit
 GRADIENT_BLOCK = 1 << 14  # elements that are made and moved before the next ones, where products need not be larger
