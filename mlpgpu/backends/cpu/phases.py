@@ -40,10 +40,12 @@ from .workspace import Workspace
 
 LEAST_ROWS = 8  # of a part: products of fewer take nearly as long
 ROW_BLOCK = 8  # parts of many rows are multiples of it, as tiles of products are
-# Parts are rows of a weight up to so many rows of the batch, from so many weights on, and so many for each squared row:
-# BLAS packs a whole weight for each part of the rows.  Of what a step of n-n-n-10 takes by parts of the rows it takes
-# 0.98, 1.04, 1.10 for n = 128 and 48, 128 and 384 rows; for n = 362 0.78, 0.83, 1.03; for n = 1024 0.74, 0.88, 1.00.
-ALONG_K_MOST_ROWS, ALONG_K_FROM_WEIGHTS, ALONG_K_BY_SQUARED_ROW = 320, 1 << 14, 2
+# Parts are rows of a weight up to so many rows of the batch, from so many weights on, so many for each squared row,
+# and up to so many rows for each input: BLAS packs a whole weight for each part of the rows, but sums of parts are
+# added up. Of what a step of n-n-n-10 takes by parts of the rows it takes 0.98, 1.04, 1.10 for n = 128 and 48, 128
+# and 384 rows; for n = 362 0.78, 0.83, 1.03; for n = 1024 0.74, 0.88, 1.00; and 24-2000-24 0.93, 1.10, 1.23 at 32, 64
+# and 100 rows.
+ALONG_K_MOST_ROWS, ALONG_K_FROM_WEIGHTS, ALONG_K_BY_SQUARED_ROW, ALONG_K_ROWS_BY_INPUT = 320, 1 << 14, 2, 2
 AWAKE_NANOSECONDS = 200_000  # that helpers wait for the next call, far more than lies between two of a fit
 GRADIENT_BLOCK = 1 << 14  # elements that are made and moved before the next ones, where products need not be larger
 
@@ -100,9 +102,9 @@ def equal_parts(length: int, parts: int) -> list[slice]:
 
 def is_along_k(rows: int, shape: tuple[int, ...], parts: int) -> bool:
     """Whether parts of a layer are rows of its weight (k, n), in a batch of so many rows."""
-    weights = shape[0] * shape[1]
-    is_large = shape[0] >= parts and weights >= max(ALONG_K_FROM_WEIGHTS, ALONG_K_BY_SQUARED_ROW * rows**2)
-    return parts > 1 and rows <= ALONG_K_MOST_ROWS and is_large
+    k, n = shape
+    is_large = k >= parts and k * n >= max(ALONG_K_FROM_WEIGHTS, ALONG_K_BY_SQUARED_ROW * rows**2)
+    return parts > 1 and is_large and rows <= min(ALONG_K_MOST_ROWS, ALONG_K_ROWS_BY_INPUT * k)
 
 
 def helpers_of(parts: int) -> int:
