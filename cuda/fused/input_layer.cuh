@@ -2,10 +2,10 @@
 // batch's rows as they lie in the data set, on tensor cores. Both read each input once, and split it as they do; between them
 // fused/tensor_row_step.cuh takes all other layers forward and back.
 //
-// A lane loads four neighbours of a row, the inputs of a warp's product at 16 inputs (forward) or of 16 rows (back), from
-// global memory to registers, some products ahead. As sums go over all of them, their order does not matter: of the four
-// that lane 4 g + t has, two stand where tensor cores have 2 t and 2 t + 1, and two where they have those 8 further, the
-// first two for t < 2 and the last two for others. So the rows of eight lanes' other operand lie in different banks.
+// A warp multiplies 16 inputs (forward) or 16 rows (back) at once, of which a lane loads four neighbours from global memory
+// to registers, some products ahead. As sums go over all of them, their order does not matter: of the four that lane
+// 4 g + t has, two stand where tensor cores have 2 t and 2 t + 1, and two where they have those 8 further, the first two for
+// t < 2 and the last two for others. So the rows of the other operand that eight lanes read lie in different banks.
 #pragma once
 
 #include "arch/barriers.cuh"
@@ -16,7 +16,7 @@
 
 namespace mlpgpu {
 
-// TILES are the 16 columns of z that a warp has at once.
+// A warp has 16 TILES columns of z.
 template <int COMPONENTS_, int TILES_>
 struct InputLayerShape {
     static constexpr int COMPONENTS = COMPONENTS_, TILES = TILES_, STEP = ComponentsShape::STEP;
@@ -133,7 +133,7 @@ __device__ __forceinline__ void make_barriers(uint64_t* barriers, int count) {
     __syncthreads();
 }
 
-// sums (16, 16 TILES) += A's fragments by 16 rows of B, whose first column has `of_lane`, in the order of lanes' fours.
+// sums (16, 16 TILES) += A's fragments times 16 rows of B, from `first_row` on, in the order of lanes' fours.
 template <class T>
 __device__ __forceinline__ void multiply_fours(const unsigned (&a)[T::COMPONENTS][4], const Components<T::COMPONENTS>& b,
                                                int first_row, int columns, float (&sums)[T::TILES][2][4]) {
