@@ -500,38 +500,23 @@ __device__ __forceinline__ void tensor_row_step_of(const Inputs& inputs, const S
     BatchTotal(step, value, weight, sums, arrived, totals, losses).finish();
 }
 
-// The rows of the data set are `data` or `bytes`; the other one is null.
-template <class Loss, class Target, int COMPONENTS, class Activations, class Source>
+// The rows of the data set are `data` or `bytes`; the other one is null. What follows them is that of tensor_row_step_of().
+template <class Loss, class Target, int COMPONENTS, class Activations, class... Others>
 __device__ __forceinline__ void tensor_row_step(const Step* step, int shard, int shards, const int* order,
                                                 const float* data, const unsigned char* bytes, float scale,
-                                                const float* mean, const float* deviation, const float* parameters,
-                                                const uint16_t* images, const TensorRowStepLevel* described,
-                                                int layer_count, int tile, int room, int room_count, int bias_count,
-                                                Source targets, const float* weights, const float* target_mean,
-                                                const float* target_scale, uint64_t seed, float* slopes,
-                                                int slope_columns, float* partials, int pitch, double* sums,
-                                                unsigned* arrived, double* totals, double* losses) {
-    tensor_row_step_of<Loss, Target, COMPONENTS, Activations>(
-        InputsOfData{data, bytes, scale, mean, deviation}, step, shard, shards, order, parameters, images, described,
-        layer_count, tile, room, room_count, bias_count, targets, weights, target_mean, target_scale, seed, slopes,
-        slope_columns, partials, pitch, sums, arrived, totals, losses);
+                                                const float* mean, const float* deviation, Others... others) {
+    const InputsOfData inputs = {data, bytes, scale, mean, deviation};
+    tensor_row_step_of<Loss, Target, COMPONENTS, Activations>(inputs, step, shard, shards, order, others...);
 }
 
 // Behind a first layer apart.
-template <class Loss, class Target, int COMPONENTS, class Activations, class Source>
+template <class Loss, class Target, int COMPONENTS, class Activations, class... Others>
 __device__ __forceinline__ void tensor_row_step_behind(const Step* step, int shard, int shards, const int* order,
                                                        const float* input_sums, int input_parts, int capacity,
                                                        uint16_t* deltas, int delta_rows, const float* parameters,
-                                                       const uint16_t* images, const TensorRowStepLevel* described,
-                                                       int layer_count, int tile, int room, int room_count, int bias_count,
-                                                       Source targets, const float* weights, const float* target_mean,
-                                                       const float* target_scale, uint64_t seed, float* slopes,
-                                                       int slope_columns, float* partials, int pitch, double* sums,
-                                                       unsigned* arrived, double* totals, double* losses) {
-    tensor_row_step_of<Loss, Target, COMPONENTS, Activations>(
-        SumsOfInputLayer{input_sums, input_parts, capacity, parameters, deltas, delta_rows}, step, shard, shards, order,
-        parameters, images, described, layer_count, tile, room, room_count, bias_count, targets, weights, target_mean,
-        target_scale, seed, slopes, slope_columns, partials, pitch, sums, arrived, totals, losses);
+                                                       Others... others) {
+    const SumsOfInputLayer inputs = {input_sums, input_parts, capacity, parameters, deltas, delta_rows};
+    tensor_row_step_of<Loss, Target, COMPONENTS, Activations>(inputs, step, shard, shards, order, parameters, others...);
 }
 
 }  // namespace mlpgpu

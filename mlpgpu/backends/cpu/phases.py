@@ -40,11 +40,12 @@ from .workspace import Workspace
 
 LEAST_ROWS = 8  # of a part: products of fewer take nearly as long
 ROW_BLOCK = 8  # parts of many rows are multiples of it, as tiles of products are
-# Parts are rows of a weight up to so many rows of the batch, from so many weights on, so many for each squared row,
-# and up to so many rows for each input: BLAS packs a whole weight for each part of the rows, but sums of parts are
-# added up. Of what a step of n-n-n-10 takes by parts of the rows it takes 0.98, 1.04, 1.10 for n = 128 and 48, 128
-# and 384 rows; for n = 362 0.78, 0.83, 1.03; for n = 1024 0.74, 0.88, 1.00; and 24-2000-24 0.93, 1.10, 1.23 at 32, 64
-# and 100 rows.
+# A layer is cut along k, so that each part has some rows of its weight, if the batch has at most so many rows, and
+# the weight at least so many elements, so many for each squared row of the batch, and an input for every so many
+# rows. Cut by rows of the batch, each part has BLAS pack the whole weight; cut along k, the sums of all parts are
+# added up. A step of n-n-n-10 along k takes, of its time by rows, 0.98, 1.04, 1.10 for n = 128 and 48, 128 and 384
+# rows; for n = 362 0.78, 0.83, 1.03; for n = 1024 0.74, 0.88, 1.00; and 24-2000-24 0.93, 1.10, 1.23 at 32, 64 and 100
+# rows.
 ALONG_K_MOST_ROWS, ALONG_K_FROM_WEIGHTS, ALONG_K_BY_SQUARED_ROW, ALONG_K_ROWS_BY_INPUT = 320, 1 << 14, 2, 2
 AWAKE_NANOSECONDS = 200_000  # that helpers wait for the next call, far more than lies between two of a fit
 GRADIENT_BLOCK = 1 << 14  # elements that are made and moved before the next ones, where products need not be larger

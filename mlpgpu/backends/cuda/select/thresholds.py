@@ -423,10 +423,11 @@ TENSOR_ROW_STEP_CACHED_BYTES = 32 << 20
 # takes 1.017 of the fastest way in the mean, 1.22 at most.
 TENSOR_ROW_STEP_TENTHS = 9
 
-# A first layer may be apart (fused/input_layer.cuh), where its inputs are too long for a block or that is counted to be
-# faster: counted alone, for no card has run it, so that it is off.  Bytes in a clock of the data set, and of a block's
-# rows and weights from the second-level cache; clocks for 16 inputs of 16 rows that each warp of a block multiplies, of
-# them for each 16 outputs and product of components, for each component of a number, and for all else.
+# fused/input_layer.cuh makes a first layer in launches of its own, where its inputs are too long for a block or that
+# is counted to be faster. No card has run it yet, so it is off, and these figures are counts: the bytes in a clock
+# that the data set comes at, and those that a multiprocessor has from the second-level cache; and the clocks of 16 by
+# 16 inputs that each warp of a block multiplies, for each 16 outputs and product of components, for each component
+# that numbers are split into, and for all else.
 INPUT_LAYER_IS_APART = False
 INPUT_LAYER_MOST_N = 128
 INPUT_LAYER_MOST_ROWS = 4096  # of a part of the gradient, whose numbers a block keeps
