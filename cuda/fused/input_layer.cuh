@@ -16,23 +16,21 @@
 
 namespace mlpgpu {
 
-// A warp has 16 TILES columns of z.
-template <int COMPONENTS_, int TILES_>
+// Outputs are 16 TILES columns with their padding. BYTES are what the slabs need: the first-level cache has what a
+// multiprocessor's blocks leave of its memory, and through it all loads pass.
+template <int COMPONENTS_, int TILES_, int BYTES>
 struct InputLayerShape {
     static constexpr int COMPONENTS = COMPONENTS_, TILES = TILES_, STEP = ComponentsShape::STEP;
-    static constexpr int WARPS = 8, THREADS = WARPS * WARP, MOST_STAGES = 4, BARRIER_WORDS = 2 * MOST_STAGES;
+    static constexpr int WARPS = 8, THREADS = WARPS * WARP, STAGES = 3, BARRIER_WORDS = 8;
     static constexpr int SLAB = ComponentsShape::PROMOTED, STEPS = SLAB / STEP;  // inputs or rows of a slab, in products of 16
-    static constexpr int SHARED_BYTES = 227 * 1024;
+    static constexpr int INPUTS = 2;        // neighbours of which a lane makes the gradient
+    static constexpr int MOST_ROWS = 2048;  // of a block of the gradient, whose numbers it keeps
+    static constexpr int SHARED_BYTES = BYTES;
 };
 
-// Neighbours that one instruction loads.
-template <class Number, int COUNT>
-struct alignas(COUNT * sizeof(Number)) Vector {
-    Number numbers[COUNT];
-};
-
-// Inputs of the data set, floats or bytes times `scale`, less `mean` over `deviation` (k,) unless they are null.
-template <class Number>
+// Inputs of the data set, floats or bytes times `scale`, less `mean` over `deviation` (k,) unless they are null. One
+// instruction loads WIDTH neighbours, which divides k.
+template <class Number, int WIDTH>
 struct InputRows {
     const Number* data;
     float scale;
@@ -40,27 +38,24 @@ struct InputRows {
     const float* deviation;
     int k;
 
-    // Whether so many neighbours of a row, from a multiple of their number on, are one vector.
-    __device__ __forceinline__ bool are_vectors(int count) const {
-        return reinterpret_cast<uintptr_t>(data) % (count * sizeof(Number)) == 0 && k % count == 0;
-    }
+    struct alignas(WIDTH * sizeof(Number)) Vector {
+        Number numbers[WIDTH];
+    };
 
-    // Loads neighbours of a row of the data set; of a row below 0, or beyond its end, zeros. They are converted later.
+    // Loads neighbours of a row of the data set, which are converted later; beyond a row's end others of the row. It has no
+    // branches: where two ways meet, a copy would wait for what was loaded.
     template <int COUNT>
-    __device__ __forceinline__ void load(int row, int column, bool vectored, Number (&to)[COUNT]) const {
-        const Number* const from = data + (static_cast<int64_t>(row) * k + column);
-        if (vectored) {
-            Vector<Number, COUNT> vector = {};
-            if (row >= 0 && column < k) vector = *reinterpret_cast<const Vector<Number, COUNT>*>(from);
+    __device__ __forceinline__ void load(int row, int column, Number (&to)[COUNT]) const {
+        const Number* const from = data + static_cast<int64_t>(row) * k;
 #pragma unroll
-            for (int q = 0; q < COUNT; ++q) to[q] = vector.numbers[q];
-            return;
+        for (int q = 0; q < COUNT; q += WIDTH) {
+            const Vector vector = *reinterpret_cast<const Vector*>(from + smallest(column + q, k - WIDTH));
+#pragma unroll
+            for (int e = 0; e < WIDTH; ++e) to[q + e] = vector.numbers[e];
         }
-#pragma unroll
-        for (int q = 0; q < COUNT; ++q) to[q] = row >= 0 && column + q < k ? from[q] : Number();
     }
 
-    // What was loaded from `column` on as numbers; beyond a row's end zeros.
+    // What was loaded from `column` on as numbers.
     template <int COUNT>
     __device__ __forceinline__ void convert(const Number (&loaded)[COUNT], int column, float (&to)[COUNT]) const {
 #pragma unroll
@@ -79,21 +74,19 @@ __device__ __forceinline__ int row_of_fours() {
 }
 
 // A ring of slabs of an operand's components in shared memory, rows `pitch` elements apart: one thread has them copied, some
-// slabs ahead of the one that all multiply. A ring of one stage holds the only slab.
-template <int COMPONENTS>
+// slabs ahead of the one that all multiply.
+template <int COMPONENTS, int STAGES>
 struct SlabsInTurn {
     const uint16_t* from;   // of the first slab
     int64_t stride;         // elements from component to component there
     int rows, pitch, slab;  // rows that there are, and of a slab
     uint16_t* stages;
-    int stage_count;
     uint64_t* arrived;  // a barrier for each stage
     int place = 0, parity = 0;  // the stage of the next slab, and the phase of its barrier
 
     __device__ __forceinline__ SlabsInTurn(const uint16_t* from, int64_t stride, int rows, int pitch, int slab,
-                                           uint16_t* stages, int stage_count, uint64_t* arrived)
-        : from(from), stride(stride), rows(rows), pitch(pitch), slab(slab), stages(stages), stage_count(stage_count),
-          arrived(arrived) {}
+                                           uint16_t* stages, uint64_t* arrived)
+        : from(from), stride(stride), rows(rows), pitch(pitch), slab(slab), stages(stages), arrived(arrived) {}
 
     __device__ __forceinline__ int elements() const { return slab * pitch; }  // of a component of a stage
 
@@ -110,16 +103,23 @@ struct SlabsInTurn {
     }
 
     __device__ __forceinline__ void begin() const {
-        for (int i = 0; i < stage_count; ++i) fetch(i, i);
+        for (int i = 0; i < STAGES; ++i) fetch(i, i);
     }
 
     // Waits for the next slab, i, and for all threads, who have multiplied the one before it, whose place another one gets.
+    // Rows behind the last one are zeros.
     __device__ __forceinline__ Components<COMPONENTS> next(int i) {
         barrier_wait(shared_address(arrived + place), parity);
         __syncthreads();
-        if (i > 0) fetch(i + stage_count - 1, (place == 0 ? stage_count : place) - 1);
+        if (i > 0) fetch(i + STAGES - 1, (place == 0 ? STAGES : place) - 1);
         const Components<COMPONENTS> found = {stages + place * COMPONENTS * elements(), pitch, elements()};
-        if (++place == stage_count) place = 0, parity ^= 1;
+        const int left = rows - i * slab;
+        if (left < slab) {
+            for (int e = left * pitch + threadIdx.x; e < elements(); e += blockDim.x)
+                for (int p = 0; p < COMPONENTS; ++p) found.data[p * found.stride + e] = 0;
+            __syncthreads();
+        }
+        if (++place == STAGES) place = 0, parity ^= 1;
         return found;
     }
 };
@@ -133,18 +133,30 @@ __device__ __forceinline__ void make_barriers(uint64_t* barriers, int count) {
     __syncthreads();
 }
 
-// sums (16, 16 TILES) += A's fragments times 16 rows of B, from `first_row` on, in the order of lanes' fours.
+// sums (16, 16 TILES) += A's fragments times 16 rows of B, from `first_row` on, in the order of lanes' fours. Two tiles at once,
+// since a product waits for the one before it in the same sum.
 template <class T>
 __device__ __forceinline__ void multiply_fours(const unsigned (&a)[T::COMPONENTS][4], const Components<T::COMPONENTS>& b,
-                                               int first_row, int columns, float (&sums)[T::TILES][2][4]) {
+                                               int first_row, float (&sums)[T::TILES][2][4]) {
     const uint16_t* const of_lane = b.data + (first_row + row_of_fours()) * b.pitch + threadIdx.x % WARP / 16 * 8;
 #pragma unroll
-    for (int j = 0; j < T::TILES; ++j) {
-        if (T::STEP * j >= columns) break;
-        unsigned of_b[T::COMPONENTS][4];
+    for (int j = 0; j < T::TILES; j += 2) {
+        unsigned of_b[2][T::COMPONENTS][4];
 #pragma unroll
-        for (int p = 0; p < T::COMPONENTS; ++p) load_matrices<true>(of_b[p], of_lane + p * b.stride + T::STEP * j);
-        multiply_fragments(sums[j], a, of_b);
+        for (int e = 0; e < 2 && j + e < T::TILES; ++e)
+#pragma unroll
+            for (int p = 0; p < T::COMPONENTS; ++p)
+                load_matrices<true>(of_b[e][p], of_lane + p * b.stride + T::STEP * (j + e));
+#pragma unroll
+        for (int both = T::COMPONENTS - 1; both >= 0; --both)
+#pragma unroll
+            for (int p = 0; p <= both; ++p)
+#pragma unroll
+                for (int e = 0; e < 2 && j + e < T::TILES; ++e)
+#pragma unroll
+                    for (int half = 0; half < 2; ++half)
+                        multiply_matrices<false>(sums[j + e][half], a[p], of_b[e][both - p][2 * half],
+                                                 of_b[e][both - p][2 * half + 1]);
     }
 }
 
@@ -172,60 +184,52 @@ __device__ __forceinline__ void each_pair(const float (&sums)[TILES][2][4], int 
 // partials (grid y, capacity, n padded to 16): x W of the shard's rows, over `part` inputs for each y of the grid. `image` is W
 // (k, n) as fused/update_from_blocks.cuh leaves it. Warps have 16 rows each, `row_warps` of them all of a block's rows; others
 // have the same rows and other inputs of a slab. Grid: (16 · row_warps rows, parts of the inputs).
-template <class T, class Number>
+template <class T, int WIDTH, class Number>
 __device__ __forceinline__ void input_layer_forward(const Step* step, int shard, int shards, const int* order,
                                                     const Number* data, float scale, const float* mean,
                                                     const float* deviation, const uint16_t* image, float* partials, int k,
-                                                    int n, int part, int row_warps, int stages, int capacity) {
+                                                    int n, int part, int row_warps, int capacity) {
     SHARED(float, shared);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int shares = T::WARPS / row_warps, share = warp / row_warps;
-    const int columns = padded_to_step(n), pitch = components_pitch(n);
+    constexpr int columns = T::STEP * T::TILES;
+    const int pitch = components_pitch(n);
     const Rows rows = shard_rows(step, shard, shards);
     const int tile = row_warps * T::STEP, in_tile = warp % row_warps * T::STEP, row = blockIdx.x * tile + in_tile + lane / 4;
     const int first = blockIdx.y * part, end = smallest(k, first + part);  // of the block's inputs
     uint64_t* const barriers = reinterpret_cast<uint64_t*>(shared);
-    SlabsInTurn<T::COMPONENTS> weights(image + static_cast<int64_t>(first) * pitch,
-                                       static_cast<int64_t>(padded_to_step(k)) * pitch, padded_to_step(end) - first, pitch,
-                                       shares * T::SLAB, reinterpret_cast<uint16_t*>(shared + T::BARRIER_WORDS), stages,
-                                       barriers);
-    make_barriers(barriers, stages);
+    SlabsInTurn<T::COMPONENTS, T::STAGES> weights(
+        image + static_cast<int64_t>(first) * pitch, static_cast<int64_t>(padded_to_step(k)) * pitch,
+        padded_to_step(end) - first, pitch, shares * T::SLAB, reinterpret_cast<uint16_t*>(shared + T::BARRIER_WORDS), barriers);
+    make_barriers(barriers, T::STAGES);
 
-    const InputRows<Number> inputs = {data, scale, mean, deviation, k};
-    const bool vectored = inputs.are_vectors(4);
-    int of_data[2];
+    const InputRows<Number, WIDTH> inputs = {data, scale, mean, deviation, k};
+    int of_data[2];  // where the batch has no row, any: its sums are left out
 #pragma unroll
-    for (int h = 0; h < 2; ++h) of_data[h] = row + 8 * h < rows.count ? order[rows.order + rows.first + row + 8 * h] : -1;
+    for (int h = 0; h < 2; ++h) of_data[h] = row + 8 * h < rows.count ? order[rows.order + rows.first + row + 8 * h] : 0;
     const int count = ceil_div(end - first, weights.slab), own = first + share * T::SLAB;
     Number loaded[T::STEPS][2][4];
-    const auto load = [&](int i) {
-        const int begin = own + i * weights.slab;
+    const auto load = [&](int i, int s) {  // what a lane multiplies in product s of slab i
+        const int begin = own + i * weights.slab + T::STEP * s, column = (begin < end ? begin : first) + lane % 4 * 4;
 #pragma unroll
-        for (int s = 0; s < T::STEPS; ++s)
-#pragma unroll
-            for (int h = 0; h < 2; ++h)
-                inputs.load(begin + T::STEP * s < end ? of_data[h] : -1, begin + T::STEP * s + lane % 4 * 4, vectored,
-                            loaded[s][h]);
+        for (int h = 0; h < 2; ++h) inputs.load(of_data[h], column, loaded[s][h]);
     };
-    load(0);
+#pragma unroll
+    for (int s = 0; s < T::STEPS; ++s) load(0, s);
     pdl_wait_and_trigger();
     weights.begin();
 
     float sums[T::TILES][2][4] = {}, partial[T::TILES][2][4] = {};
     for (int i = 0; i < count; ++i) {
-        Number of_slab[T::STEPS][2][4];
-#pragma unroll
-        for (int e = 0; e < 8 * T::STEPS; ++e) of_slab[e / 8][e / 4 % 2][e % 4] = loaded[e / 8][e / 4 % 2][e % 4];
-        load(i + 1);
         const Components<T::COMPONENTS> w = weights.next(i);
         float(&c)[T::TILES][2][4] = T::COMPONENTS > 2 ? partial : sums;
 #pragma unroll
         for (int s = 0; s < T::STEPS; ++s) {
             const int begin = own + i * weights.slab + T::STEP * s;
-            if (begin >= end) break;
             float numbers[2][4];
 #pragma unroll
-            for (int h = 0; h < 2; ++h) inputs.convert(of_slab[s][h], begin + lane % 4 * 4, numbers[h]);
+            for (int h = 0; h < 2; ++h) inputs.convert(loaded[s][h], begin + lane % 4 * 4, numbers[h]);
+            load(i + 1, s);
             float2 pairs[4];
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
@@ -235,7 +239,7 @@ __device__ __forceinline__ void input_layer_forward(const Step* step, int shard,
             }
             unsigned of_x[T::COMPONENTS][4];
             split_pairs(pairs, of_x);
-            multiply_fours<T>(of_x, w, share * T::SLAB + T::STEP * s, columns, c);
+            multiply_fours<T>(of_x, w, share * T::SLAB + T::STEP * s, c);
         }
         if (T::COMPONENTS > 2) add_tiles(sums, partial);
     }
@@ -271,54 +275,50 @@ __device__ __forceinline__ void input_layer_forward(const Step* step, int shard,
 
 // partials (grid y, k + 1, n padded to 8): xᵀ dz and, as its last row, dz's sums, over `part` of the shard's rows for each y
 // of the grid. `deltas` are dz's components (components, delta_rows, n padded to 16 and 8), of which rows behind the shard's
-// may have anything. A warp has 8 INPUTS inputs, of which a lane loads INPUTS neighbours of each row.
+// may have anything. A warp has 8 INPUTS inputs, of which a lane loads INPUTS neighbours of each row, AHEAD products of 16
+// rows before they are multiplied.
 // Grid: (8 · WARPS · INPUTS inputs, parts of the rows).
-template <class T, int INPUTS, class Number>
+template <class T, int AHEAD, int WIDTH, class Number>
 __device__ __forceinline__ void input_layer_gradient(const Step* step, int shard, int shards, const int* order,
                                                      const Number* data, float scale, const float* mean,
                                                      const float* deviation, const uint16_t* deltas, float* partials,
-                                                     int k, int n, int part, int stages, int delta_rows) {
-    constexpr int OUTERS = INPUTS / 2, AHEAD = 2;  // products of 16 rows whose inputs are in flight
+                                                     int k, int n, int part, int delta_rows) {
+    constexpr int INPUTS = T::INPUTS;
     SHARED(float, shared);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const int columns = padded_to_step(n), pitch = components_pitch(n);
+    const int pitch = components_pitch(n);
     const Rows rows = shard_rows(step, shard, shards);
     const int first = smallest(rows.count, blockIdx.y * part), count = smallest(part, rows.count - first);
     const int input = (blockIdx.x * T::WARPS + warp) * 8 * INPUTS + lane / 4 * INPUTS;  // the lane's first one
     uint64_t* const barriers = reinterpret_cast<uint64_t*>(shared);
     int* const fetched = reinterpret_cast<int*>(shared) + T::BARRIER_WORDS;  // (part,), a multiple of a slab
-    SlabsInTurn<T::COMPONENTS> of_deltas(deltas + static_cast<int64_t>(first) * pitch,
-                                         static_cast<int64_t>(delta_rows) * pitch, round_up(count, T::SLAB), pitch, T::SLAB,
-                                         reinterpret_cast<uint16_t*>(fetched + part), stages, barriers);
+    SlabsInTurn<T::COMPONENTS, T::STAGES> of_deltas(
+        deltas + static_cast<int64_t>(first) * pitch, static_cast<int64_t>(delta_rows) * pitch, count, pitch, T::SLAB,
+        reinterpret_cast<uint16_t*>(fetched + T::MOST_ROWS), barriers);
     const int* const numbers_of_rows = order + rows.order + rows.first + first;
-    for (int i = threadIdx.x; i < part; i += T::THREADS) fetched[i] = i < count ? numbers_of_rows[i] : -1;
-    make_barriers(barriers, stages);
+    // Behind the last row stands the first one, which is multiplied by zeros.
+    for (int i = threadIdx.x; i < part && count > 0; i += T::THREADS) fetched[i] = numbers_of_rows[i < count ? i : 0];
+    make_barriers(barriers, T::STAGES);
 
-    const InputRows<Number> inputs = {data, scale, mean, deviation, k};
-    const bool vectored = inputs.are_vectors(INPUTS);
+    const InputRows<Number, WIDTH> inputs = {data, scale, mean, deviation, k};
     Number loaded[AHEAD][4][INPUTS];
     // Of a lane's four rows the first two are those that stand first.
     const auto row_of = [&](int begin, int r) { return begin + lane % 4 * 4 + (r ^ (lane % 4 / 2 * 2)); };
     const auto load = [&](int begin, Number (&to)[4][INPUTS]) {
 #pragma unroll
-        for (int r = 0; r < 4; ++r) inputs.load(begin < part ? fetched[row_of(begin, r)] : -1, input, vectored, to[r]);
+        for (int r = 0; r < 4; ++r) inputs.load(fetched[row_of(smallest(begin, part - T::STEP), r)], input, to[r]);
     };
+    if (count > 0)
 #pragma unroll
-    for (int s = 0; s < AHEAD; ++s) load(T::STEP * s, loaded[s]);
+        for (int s = 0; s < AHEAD; ++s) load(T::STEP * s, loaded[s]);
     pdl_wait_and_trigger();
     of_deltas.begin();
 
-    float sums[OUTERS][T::TILES][2][4] = {}, partial[OUTERS][T::TILES][2][4] = {};
+    float sums[T::TILES][2][4] = {}, partial[T::TILES][2][4] = {};
     const int slabs = ceil_div(count, T::SLAB);
     for (int i = 0; i < slabs; ++i) {
         const Components<T::COMPONENTS> dz = of_deltas.next(i);
-        const int left = count - i * T::SLAB;
-        if (left < T::SLAB) {
-            for (int e = left * pitch + threadIdx.x; e < of_deltas.elements(); e += T::THREADS)
-                for (int p = 0; p < T::COMPONENTS; ++p) dz.data[p * dz.stride + e] = 0;
-            __syncthreads();
-        }
-        float(&c)[OUTERS][T::TILES][2][4] = T::COMPONENTS > 2 ? partial : sums;
+        float(&c)[T::TILES][2][4] = T::COMPONENTS > 2 ? partial : sums;
 #pragma unroll
         for (int s = 0; s < T::STEPS; ++s) {
             const int begin = i * T::SLAB + T::STEP * s;
@@ -331,32 +331,22 @@ __device__ __forceinline__ void input_layer_gradient(const Step* step, int shard
                     if (input + q == k) numbers[r][q] = 1.0f;  // whose sums are the bias's
             }
             load(begin + AHEAD * T::STEP, loaded[s % AHEAD]);
+            float2 pairs[4];
 #pragma unroll
-            for (int outer = 0; outer < OUTERS; ++outer) {
-                float2 pairs[4];
-#pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    const int q = 2 * outer + e % 2, r = e / 2 * 2;
-                    pairs[e] = make_float2(numbers[r][q], numbers[r + 1][q]);
-                }
-                unsigned of_x[T::COMPONENTS][4];
-                split_pairs(pairs, of_x);
-                multiply_fours<T>(of_x, dz, T::STEP * s, columns, c[outer]);
-            }
+            for (int e = 0; e < 4; ++e) pairs[e] = make_float2(numbers[e / 2 * 2][e % 2], numbers[e / 2 * 2 + 1][e % 2]);
+            unsigned of_x[T::COMPONENTS][4];
+            split_pairs(pairs, of_x);
+            multiply_fours<T>(of_x, dz, T::STEP * s, c);
         }
-        if (T::COMPONENTS > 2)
-#pragma unroll
-            for (int outer = 0; outer < OUTERS; ++outer) add_tiles(sums[outer], partial[outer]);
+        if (T::COMPONENTS > 2) add_tiles(sums, partial);
     }
 
     const int of_row = round_up(n, 8);
     float* const to = partials + static_cast<int64_t>(blockIdx.y) * (k + 1) * of_row;
-#pragma unroll
-    for (int outer = 0; outer < OUTERS; ++outer)
-        each_pair(sums[outer], of_row, [&](int half, int column, const float2& two) {
-            const int of_input = input + 2 * outer + half;  // rows of this product are inputs side by side
-            if (of_input <= k) *reinterpret_cast<float2*>(to + static_cast<int64_t>(of_input) * of_row + column) = two;
-        });
+    each_pair(sums, of_row, [&](int half, int column, const float2& two) {
+        const int of_input = input + half;  // rows of this product are inputs side by side
+        if (of_input <= k) *reinterpret_cast<float2*>(to + static_cast<int64_t>(of_input) * of_row + column) = two;
+    });
 }
 
 }  // namespace mlpgpu

@@ -302,7 +302,6 @@ def test_an_epoch_on_tensor_cores_is_as_exact_as_its_components(case: str, as_by
 @pytest.fixture
 def apart(on_tensor_cores: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first layer has launches of its own wherever it can."""
-    monkeypatch.setattr(thresholds, "INPUT_LAYER_IS_APART", True)
     monkeypatch.setattr(row_step_choices, "_apart_clocks", lambda layer, work: -(10**9) * (layer is not None))
 
 
@@ -343,7 +342,7 @@ def test_any_epoch_with_a_first_layer_apart_is_as_exact_as_float32(seed: int) ->
 APART_FAULTS = {
     "no gradient of the bias": ("numbers[r][q] = 1.0f", "numbers[r][q] = 0.0f"),
     "rows of the other operand in another order": ("2 * is_later + lane", "2 * !is_later + lane"),
-    "deltas of rows that are not there": ("if (left < T::SLAB) {", "if (left < 0) {"),
+    "deltas of rows that are not there": ("if (left < slab) {", "if (left < 0) {"),
     "one slab for all": ("static_cast<int64_t>(i) * elements()", "static_cast<int64_t>(0) * elements()"),
 }
 

@@ -11,7 +11,7 @@ from helpers import EPS32
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import InputLayer, ceil_div
 
-from .case import Batch, Case, Shifted, blank, expect, generator, normal, whole, wide
+from .case import Batch, Case, blank, expect, generator, normal, whole, wide
 from .row_step import image_of
 
 # Of a product of two numbers by what their components leave out: each is off by half a bit of those that they have,
@@ -65,15 +65,9 @@ def _variant(batch: Batch, layer: InputLayer, *, as_bytes: bool, standardized: b
     return f"{batch}-{layer.k}-{layer.n}{words}"
 
 
-def input_layer_forward(
-    batch: Batch, layer: InputLayer, *, as_bytes: bool = False, standardized: bool = False, shifted: bool = False
-) -> Case:
+def input_layer_forward(batch: Batch, layer: InputLayer, *, as_bytes: bool = False, standardized: bool = False) -> Case:
     inputs = _inputs(batch, layer.k, as_bytes=as_bytes, standardized=standardized)
     args, x = inputs.args, inputs.rows
-    if shifted:
-        data = args["data"]
-        assert isinstance(data, np.ndarray)
-        args["data"] = Shifted(data)
     weight = normal(layer.k, layer.n)
     shape = layer.parts, batch.capacity, layer.columns
     value, bound, written = np.zeros(shape), np.zeros(shape), np.zeros(shape, bool)
@@ -84,11 +78,11 @@ def input_layer_forward(
         written[part, : len(x)] = True
     args |= {
         "image": image_of(weight, layer.components).ravel(), "partials": blank(*shape), "k": layer.k, "n": layer.n,
-        "part": layer.part, "row_warps": layer.row_warps, "stages": layer.stages, "capacity": batch.capacity,
+        "part": layer.part, "row_warps": layer.row_warps, "capacity": batch.capacity,
     }  # fmt: skip
     entry = kernels.input_layer_forward(layer, SOURCES[as_bytes])
     grid = ceil_div(batch.most_rows, layer.tile), layer.parts
-    name = _variant(batch, layer, as_bytes=as_bytes, standardized=standardized) + "-shifted" * shifted
+    name = _variant(batch, layer, as_bytes=as_bytes, standardized=standardized)
     return Case(name, entry, grid, args, {"partials": expect(value, bound, written)})
 
 
@@ -109,7 +103,7 @@ def input_layer_gradient(
         bound[part, :, : layer.n] = _bound(layer, x[own].T, wide(dz[own]))
     args = {
         **inputs.args, "deltas": deltas, "partials": blank(*shape), "k": layer.k, "n": layer.n, "part": layer.row_part,
-        "stages": layer.gradient_stages, "delta_rows": delta_rows,
+        "delta_rows": delta_rows,
     }  # fmt: skip
     entry = kernels.input_layer_gradient(layer, SOURCES[as_bytes])
     name = _variant(batch, layer, as_bytes=as_bytes, standardized=standardized)
@@ -120,7 +114,7 @@ def input_layer_cases() -> Iterator[Case]:
     for components in kernels.COMPONENTS_OF_PRECISION.values():
         few, some, most = (
             InputLayer(k, n, components, warps, SLAB * 8 // warps, SLAB)
-            for k, n, warps in ((70, 7, 2), (321, 50, 8), (300, 117, 4))
+            for k, n, warps in ((70, 7, 2), (321, 40, 4), (300, 117, 8))
         )
         for layer in (few, some, most):
             of_parts = replace(layer, part=2 * layer.part, row_part=2 * SLAB)
@@ -130,10 +124,9 @@ def input_layer_cases() -> Iterator[Case]:
             for is_changed in (False, True):
                 yield input_layer_forward(whole(150), of_parts, as_bytes=True, standardized=is_changed)
                 yield input_layer_gradient(whole(150), of_parts, as_bytes=True, standardized=is_changed)
-        for k in (64, 68):  # rows that are vectors, and where they are not
-            layer = replace(some, k=k, part=256)
+        for k in (64, 68):  # whole slabs, and some inputs of one
+            layer = replace(most, k=k, part=256)
             yield input_layer_forward(whole(20), layer, standardized=True)
-            yield input_layer_forward(whole(20), layer, shifted=True)
             yield input_layer_gradient(whole(20), layer, standardized=True)
             yield input_layer_forward(whole(20), layer, as_bytes=True)
             yield input_layer_gradient(whole(20), layer, as_bytes=True)

@@ -293,14 +293,19 @@ class _Images:
 
     def described(self, blocks: int = 1, of_last: int = 1) -> np.ndarray:
         """Layers of which so many blocks have left gradients side by side, and the last one, whose lie behind them."""
-        words, offset, partials = [], 0, [partial // 4 for partial in self.form.partials]
+        words, offset, first, partials = [], 0, 0, [partial // 4 for partial in self.form.partials]
         for number, (k, n, has_bias) in enumerate(self.layers):
-            first, is_last = partials[number], number + 1 == len(self.layers)
-            places = [blocks * first, partials[-1] - first, of_last] if is_last else [first, partials[-2], blocks]
-            bias = offset + k * n if has_bias else -1
-            words.append([k, n, offset, bias, self.form.images[number], first, *places])
-            offset += (k + has_bias) * n
+            begin, is_last = partials[number], number + 1 == len(self.layers)
+            places = [blocks * begin, partials[-1] - begin, of_last] if is_last else [begin, partials[-2], blocks]
+            bias, runs = offset + k * n if has_bias else -1, kernels.sum_runs(places[-1])
+            words.append([k, n, offset, bias, self.form.images[number], first, *places, runs])
+            offset, first = offset + (k + has_bias) * n, first + kernels.blocks_of_sum(k, n, runs)
         return np.array(words, np.int32)
+
+    def grid(self, blocks: int, of_last: int) -> tuple[int]:
+        """Of what adds up what so many blocks left, with :meth:`described`'s arguments."""
+        *_, (k, n, *_, first, _, _, _, runs) = self.described(blocks, of_last).tolist()
+        return (first + kernels.blocks_of_sum(k, n, runs),)
 
     def spread(self, parameters: np.ndarray) -> np.ndarray:
         """Numbers of parameters where a weight's first component has them, and 0 where the others do."""
@@ -310,6 +315,16 @@ class _Images:
             image[0, :k, :n] = parameters[offset : offset + k * n].reshape(k, n)
             spread.append(image)
         return _flat(*spread)
+
+    @property
+    def are_weights(self) -> np.ndarray:
+        """Which components are those of a weight, and no padding."""
+        written = []
+        for k, n, _ in self.layers:
+            image = np.zeros(image_of(np.zeros((k, n)), self.components).shape, bool)
+            image[:, :k, :n] = True
+            written.append(image)
+        return _flat(*written)
 
     def joined(self, words: np.ndarray) -> np.ndarray:
         """What words stand for, as :meth:`spread` has it."""
@@ -353,32 +368,20 @@ def update_from_blocks(rule: str, components: int, blocks: int, of_last: int) ->
     moved, moved_bound, new_slots, slot_bound = after_step(
         optimizer, table[2].tolist(), w, g / total, g_error / total, slots
     )
-    vectors = form.partials[-1] // 4
     args = {
         "step": np.array([(7, 2, 0, 1, 1)], STEP), "described": images.described(blocks, of_last),
-        "layer_count": len(images.layers), "partials": partials, "vectors": vectors,
+        "layer_count": len(images.layers), "partials": partials,
         "totals": np.array([3.0, total]), "parameters": w, "slots": slots if slots.size else None, "size": w.size,
         "images": np.full(form.images[-1], 0x7FC1, np.uint16),
     }  # fmt: skip
     outputs = {
         "parameters": expect(moved, moved_bound),
-        "images": images.expected(moved, moved_bound, _of_vectors(images)),
+        "images": images.expected(moved, moved_bound, images.are_weights),
     }
     if slots.size:
         outputs["slots"] = expect(new_slots, slot_bound)
-    grid = (ceil_div(vectors, kernels.SUM_OF_BLOCKS_VECTORS),)
-    entry = kernels.update_from_blocks(rule, components)
+    entry, grid = kernels.update_from_blocks(rule, components), images.grid(blocks, of_last)
     return Case(f"{blocks}-{of_last}blocks", entry, grid, args, outputs, constants_of(optimizer, table))
-
-
-def _of_vectors(images: _Images) -> np.ndarray:
-    """Where the components of vectors of partials' rows stand, padding to a vector of eight included."""
-    written = []
-    for k, n, _ in images.layers:
-        image = np.zeros(image_of(np.zeros((k, n)), images.components).shape, bool)
-        image[:, :k, : 8 * ceil_div(n, 8)] = True
-        written.append(image)
-    return _flat(*written)
 
 
 def images_of_weights(components: int) -> Case:
@@ -417,4 +420,5 @@ def tensor_row_step_cases() -> Iterator[Case]:
             yield update_from_blocks(rule, components, 20, 20)
         yield update_from_blocks("Adam", components, 3, 1)
         yield update_from_blocks("Adam", components, 2, 17)
+        yield update_from_blocks("Momentum", components, 13, 7)
         yield images_of_weights(components)

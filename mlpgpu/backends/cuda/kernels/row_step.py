@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise, product
+from math import gcd
 
 from ....activations import ACTIVATIONS
 from ....losses import FORMS
 from ...sources import camel
 from .dense import FORMAT_OF_COMPONENTS
-from .entry import ROW_THREADS, ROWS, SOURCES, WARP, WARPS_PER_BLOCK, Entry, Product, arguments, ceil_div
+from .entry import ROW_THREADS, ROWS, SOURCES, WARP, Entry, Product, arguments, ceil_div
 from .losses import LOSS_SUMS, TargetReader, reads_numbers
 from .updates import RULES, slot_count
 
@@ -75,7 +76,8 @@ def row_step_entries() -> list[Entry]:
 TENSOR_ROW_STEP_THREADS, TENSOR_ROW_STEP_MOST_LEVELS, TENSOR_ROW_STEP_MOST_ROWS = 512, 32, 128
 TENSOR_ROW_STEP_LEVEL_WORDS, TENSOR_ROW_STEP_STEP, _BANKS_APART = 12, 16, 8
 _BARRIER_WORDS, TENSOR_ROW_STEP_ITEM_EIGHTS = 4, 2
-SUM_OF_BLOCKS_VECTORS = 32  # that a block of fused/update_from_blocks.cuh adds up, of four numbers each
+# Of fused/update_from_blocks.cuh: threads of a block, and what one of them adds up before another warp shares its sum.
+SUM_OF_BLOCKS_THREADS, SUM_OF_BLOCKS_RUN = 256, 4
 
 # Three components' fragments leave too few registers for what is read before a product.
 TENSOR_ROW_STEP_SPILL_BYTES = {1: 0, 2: 0, 3: 96}
@@ -154,9 +156,15 @@ class TensorRowStep:
 
 
 # InputLayerShape of fused/input_layer.cuh.
-INPUT_LAYER_WARPS, INPUT_LAYER_SLAB, INPUT_LAYER_MOST_STAGES, INPUT_LAYER_BYTES = 8, 64, 4, 227 << 10
-INPUT_LAYER_TILES = 2, 4, 8  # of 16 outputs, for which there are kernels
+INPUT_LAYER_WARPS, INPUT_LAYER_SLAB, INPUT_LAYER_STAGES, INPUT_LAYER_MOST_ROWS = 8, 64, 3, 2048
+INPUT_LAYER_INPUTS = 2  # neighbours of which a lane makes the gradient
+# Of the entries in the table: neighbouring inputs that one instruction loads, tiles of 16 outputs, warps of rows.
+INPUT_LAYER_FORMS = (2, 1, 2), (1, 3, 4), (4, 8, 8)
 _INPUT_LAYER_BARRIERS = 32  # bytes
+# The most tiles, by components, whose sums leave registers for two blocks on a multiprocessor: forward, of the
+# gradient, and of the gradient with loads that are twice as far ahead.
+_FORWARD_PAIR, _GRADIENT_PAIR, _GRADIENT_PAIR_AHEAD = {1: 6, 2: 3, 3: 2}, {1: 7, 2: 6, 3: 3}, {1: 5, 2: 4, 3: 2}
+_INPUT_LAYER_SPILL_BYTES = 96  # forward, where sums and inputs in flight have nearly all registers
 
 
 @dataclass(frozen=True)
@@ -180,7 +188,37 @@ class InputLayer:
     @property
     def tiles(self) -> int:
         """Of 16 outputs, for which a kernel is made."""
-        return next(tiles for tiles in INPUT_LAYER_TILES if self.columns <= TENSOR_ROW_STEP_STEP * tiles)
+        return ceil_div(self.n, TENSOR_ROW_STEP_STEP)
+
+    @property
+    def together(self) -> int:
+        """Blocks that share a multiprocessor forward."""
+        return 1 + (self.tiles <= _FORWARD_PAIR[self.components])
+
+    @property
+    def gradient_together(self) -> int:
+        """Blocks of the gradient that do."""
+        return 1 + (self.tiles <= _GRADIENT_PAIR[self.components])
+
+    @property
+    def ahead(self) -> int:
+        """Products of the gradient whose inputs are in flight."""
+        is_limited = self.gradient_together > 1 and self.tiles > _GRADIENT_PAIR_AHEAD[self.components]
+        return 2 if is_limited else 4
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of a block forward: slabs of W, whose place the sums take where warps share them."""
+        sums = 4 * INPUT_LAYER_WARPS * TENSOR_ROW_STEP_STEP * self.pitch
+        return _INPUT_LAYER_BARRIERS + max(self._slab_bytes(self.slab), sums * (self.row_warps < INPUT_LAYER_WARPS))
+
+    @property
+    def gradient_shared_bytes(self) -> int:
+        """Of a block of the gradient: the numbers of its rows, and slabs of deltas."""
+        return _INPUT_LAYER_BARRIERS + 4 * INPUT_LAYER_MOST_ROWS + self._slab_bytes(INPUT_LAYER_SLAB)
+
+    def _slab_bytes(self, slab: int) -> int:
+        return 2 * INPUT_LAYER_STAGES * self.components * slab * self.pitch
 
     @property
     def columns(self) -> int:
@@ -201,14 +239,9 @@ class InputLayer:
         return ceil_div(self.k, self.part)
 
     @property
-    def lane_inputs(self) -> int:
-        """Neighbours of which a lane makes the gradient."""
-        return 2 if self.components * self.tiles > 16 else 4
-
-    @property
     def gradient_blocks(self) -> int:
         """Along the inputs, and the bias behind them."""
-        return ceil_div(self.k + 1, 8 * INPUT_LAYER_WARPS * self.lane_inputs)
+        return ceil_div(self.k + 1, 8 * INPUT_LAYER_WARPS * INPUT_LAYER_INPUTS)
 
     @property
     def gradient_floats(self) -> int:
@@ -225,32 +258,21 @@ class InputLayer:
         """Elements from row to row of the components of W and of the deltas."""
         return self.columns + _BANKS_APART
 
-    @property
-    def stages(self) -> int:
-        """Slabs of W that a block has room for."""
-        return self._stages(self.slab, 0)
 
-    @property
-    def gradient_stages(self) -> int:
-        """Slabs of deltas that a block has room for, beside the numbers of its rows."""
-        return self._stages(INPUT_LAYER_SLAB, 4 * self.row_part)
-
-    def _stages(self, slab: int, others: int) -> int:
-        room = INPUT_LAYER_BYTES - _INPUT_LAYER_BARRIERS - others
-        return min(INPUT_LAYER_MOST_STAGES, room // (2 * self.components * slab * self.pitch))
-
-
-def _of_input_layer(name: str, layer: InputLayer, source: str, function: str, arguments_of: str) -> Entry:
+def _of_input_layer(
+    name: str, layer: InputLayer, source: str, function: str, arguments_of: str, together: int, shared_bytes: int
+) -> Entry:
     components, tiles, of_bytes = layer.components, layer.tiles, "" if source == "float32" else f"_{source}"
-    shape = f"InputLayerShape<{components}, {tiles}>"
+    shape = f"InputLayerShape<{components}, {tiles}, {shared_bytes}>"
     signature = (
         f"{ROWS}, const int* order[rows], const {SOURCES[source]}* data[rows,k], float scale, const float* mean[k], "
         f"const float* deviation[k], {arguments_of}"
     )
     return Entry(
         f"{name}{of_bytes}_{components}_{TENSOR_ROW_STEP_STEP * tiles}", "fused/input_layer.cuh",
-        function.format(shape), arguments(signature), WARP * INPUT_LAYER_WARPS, INPUT_LAYER_BYTES, block=shape,
-        needs="sm_90a", operand_format=FORMAT_OF_COMPONENTS[components], products=(Product(("rows", "k", "n")),),
+        function.format(shape), arguments(signature), WARP * INPUT_LAYER_WARPS, shared_bytes, block=shape,
+        blocks=together, spill_bytes=_INPUT_LAYER_SPILL_BYTES, needs="sm_90a",
+        operand_format=FORMAT_OF_COMPONENTS[components], products=(Product(("rows", "k", "n")),),
         prefetched=tuple((name, 0) for name in ("order", "data", "mean", "deviation")),
     )  # fmt: skip
 
@@ -261,9 +283,9 @@ def input_layer_forward(layer: InputLayer, source: str = "float32") -> Entry:
     Its launches tell the ``elements`` of W's components, and to how many ``columns`` outputs are padded.
     """
     return _of_input_layer(
-        "input_layer_forward", layer, source, f"input_layer_forward<{{}}, {SOURCES[source]}>",
+        "input_layer_forward", layer, source, f"input_layer_forward<{{}}, {gcd(layer.k, 4)}, {SOURCES[source]}>",
         "const uint16_t* image[elements], float* partials[grid.y,rows,columns], int k, int n, int part, int row_warps, "
-        "int stages, int capacity",
+        "int capacity", layer.together, layer.shared_bytes,
     )  # fmt: skip
 
 
@@ -274,9 +296,9 @@ def input_layer_gradient(layer: InputLayer, source: str = "float32") -> Entry:
     """
     return _of_input_layer(
         "input_layer_gradient", layer, source,
-        f"input_layer_gradient<{{}}, {layer.lane_inputs}, {SOURCES[source]}>",
+        f"input_layer_gradient<{{}}, {layer.ahead}, {gcd(layer.k, INPUT_LAYER_INPUTS)}, {SOURCES[source]}>",
         "const uint16_t* deltas[rows,delta_elements], float* partials[grid.y,gradient], int k, int n, int part, "
-        "int stages, int delta_rows",
+        "int delta_rows", layer.gradient_together, layer.gradient_shared_bytes,
     )  # fmt: skip
 
 
@@ -332,6 +354,17 @@ def tensor_row_step(
     )  # fmt: skip
 
 
+def sum_runs(blocks: int) -> int:
+    """Warps that share the sum of what so many blocks have left, a power of two."""
+    shares = ceil_div(blocks, SUM_OF_BLOCKS_RUN)
+    return min(SUM_OF_BLOCKS_THREADS // WARP, 1 << (shares - 1).bit_length())
+
+
+def blocks_of_sum(k: int, n: int, runs: int) -> int:
+    """Blocks that move a layer, of whose sums so many warps share each."""
+    return ceil_div((k + 1) * ceil_div(n, 8) * 2, SUM_OF_BLOCKS_THREADS // runs)
+
+
 def update_from_blocks(rule: str, components: int) -> Entry:
     """The sum of what blocks left of the gradients, and the step of all parameters.
 
@@ -340,11 +373,11 @@ def update_from_blocks(rule: str, components: int) -> Entry:
     """
     signature = (
         "const Step* step[0], const LayerOfBlocks* described[layer_count], int layer_count, "
-        "const float* partials[left], int vectors, const double* totals[2], "
+        "const float* partials[left], const double* totals[2], "
         f"inout float* parameters[moved], inout float* slots[{slot_count(rule)},moved], int64_t size, "
         "uint16_t* images[elements]"
     )
-    threads = WARPS_PER_BLOCK * WARP
+    threads = SUM_OF_BLOCKS_THREADS
     return Entry(
         f"update_from_blocks_{components}_{rule}", "fused/update_from_blocks.cuh",
         f"update_from_blocks<{rule}Rule, {components}>", arguments(signature), threads, 16 * threads,
@@ -370,8 +403,8 @@ def tensor_row_step_entries() -> list[Entry]:
         for (name, kind), textured in product(losses if precision == "bfloat16" else losses[:1], (True, False)):
             entries.append(tensor_row_step(name, kind, form, activations, textured=textured))
         entries.append(tensor_row_step(*losses[0], form, activations, behind=True))
-        for tiles in INPUT_LAYER_TILES:
-            layer = InputLayer(1, TENSOR_ROW_STEP_STEP * tiles, components, 1, INPUT_LAYER_SLAB, INPUT_LAYER_SLAB)
+        for k, tiles, warps in INPUT_LAYER_FORMS:
+            layer = InputLayer(k, TENSOR_ROW_STEP_STEP * tiles, components, warps, INPUT_LAYER_SLAB, INPUT_LAYER_SLAB)
             entries += [of(layer, source) for of in (input_layer_forward, input_layer_gradient) for source in SOURCES]
         entries += [update_from_blocks(rule, components) for rule in RULES]
         entries.append(images_of_weights(components))

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from ..kernels import (
     COLUMN_HEAD,
+    INPUT_LAYER_INPUTS,
     INPUT_LAYER_SLAB,
     INPUT_LAYER_WARPS,
     ROW_STEP_ROWS,
@@ -229,35 +230,36 @@ def input_layer_forward_clocks(layer: InputLayer, rows: int, item_bytes: int, mu
     """Of its sums: as long as memory, the second-level cache or tensor cores take."""
     blocks = ceil_div(rows, layer.tile) * layer.parts
     slabs = ceil_div(layer.part, layer.slab)
-    of_block = max(
-        slabs * INPUT_LAYER_SLAB // TENSOR_ROW_STEP_STEP * _input_layer_step(layer, 1),
+    of_block = layer.together * max(
+        slabs * INPUT_LAYER_SLAB // TENSOR_ROW_STEP_STEP * _input_layer_step(layer),
         layer.part
         * (layer.tile * item_bytes + 2 * layer.components * layer.pitch)
         // thresholds.INPUT_LAYER_CACHE_BYTES_PER_CLOCK,
     )
     streamed = rows * layer.k * item_bytes // thresholds.INPUT_LAYER_BYTES_PER_CLOCK
-    return max(streamed, ceil_div(blocks, multiprocessors) * of_block)
+    return max(streamed, ceil_div(blocks, layer.together * multiprocessors) * of_block)
 
 
 def input_layer_gradient_clocks(layer: InputLayer, rows: int, item_bytes: int, multiprocessors: int) -> int:
     """Of its gradient, likewise."""
-    inputs, blocks = 8 * INPUT_LAYER_WARPS * layer.lane_inputs, layer.gradient_blocks * ceil_div(rows, layer.row_part)
-    of_block = max(
-        layer.row_part // TENSOR_ROW_STEP_STEP * _input_layer_step(layer, layer.lane_inputs // 2),
+    blocks = layer.gradient_blocks * ceil_div(rows, layer.row_part)
+    inputs, together = 8 * INPUT_LAYER_WARPS * INPUT_LAYER_INPUTS, layer.gradient_together
+    of_block = together * max(
+        layer.row_part // TENSOR_ROW_STEP_STEP * _input_layer_step(layer),
         layer.row_part
         * (inputs * item_bytes + 2 * layer.components * layer.pitch)
         // thresholds.INPUT_LAYER_CACHE_BYTES_PER_CLOCK,
     )
     streamed = rows * layer.k * item_bytes // thresholds.INPUT_LAYER_BYTES_PER_CLOCK
-    return max(streamed, ceil_div(blocks, multiprocessors) * of_block)
+    return max(streamed, ceil_div(blocks, together * multiprocessors) * of_block)
 
 
-def _input_layer_step(layer: InputLayer, outer: int) -> int:
-    """Of 16 terms of all warps of a block, each of which has so many tiles of 16 rows or inputs."""
+def _input_layer_step(layer: InputLayer) -> int:
+    """Of 16 terms of all warps of a block, each of which has 16 rows or inputs."""
     products = layer.components * (layer.components + 1) // 2
     of_tile = layer.columns // TENSOR_ROW_STEP_STEP * products * thresholds.INPUT_LAYER_PRODUCT_CLOCKS
     of_tile += layer.components * thresholds.INPUT_LAYER_SPLIT_CLOCKS
-    return outer * of_tile + thresholds.INPUT_LAYER_STEP_CLOCKS
+    return of_tile + thresholds.INPUT_LAYER_STEP_CLOCKS
 
 
 def rounds_of_warps(m: int, n: int) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from ....plan import Plan
 from ..kernels import (
     COMPONENTS_OF_PRECISION,
+    INPUT_LAYER_MOST_ROWS,
     INPUT_LAYER_SLAB,
     ITEM_BYTES,
     ROW_STEP_MOST_LEVELS,
@@ -37,6 +38,7 @@ _ROOM = {
     "sm_100": 227 << 10,
     "sm_120": 99 << 10,
 }
+_SYSTEM_BYTES = 1 << 10  # that each block takes besides
 
 
 def room_of(arch: str) -> int:
@@ -92,8 +94,11 @@ def blocks_of_rows(plan: Plan, work: Work, step: CountedStep | None = None) -> B
     counted = tensor.clocks + thresholds.TENSOR_ROW_STEP_CLOCKS + _apart_clocks(tensor.input_layer, work)
     if others is None:
         return BlocksOfRows(plain.holds, f"{plain.why}; on tensor cores: launches are not counted")
+    if tensor.input_layer:
+        others += _passes_over_inputs(tensor.input_layer, work)
     compared = f"counted clocks: {counted:,}, {others:,} otherwise"
-    if 10 * counted >= thresholds.TENSOR_ROW_STEP_TENTHS * others:
+    most = thresholds.INPUT_LAYER_HUNDREDTHS if tensor.input_layer else 10 * thresholds.TENSOR_ROW_STEP_TENTHS
+    if 100 * counted >= most * others:
         return BlocksOfRows(plain.holds, f"{plain.why}; on tensor cores: {compared}")
     return replace(tensor, why=f"{tensor.why}; {compared}")
 
@@ -194,12 +199,13 @@ def input_layer(network: PersistentNetwork, precision: str, work: Work) -> Input
     found = []
     for row_warps in (8, 4, 2):
         layer = InputLayer(k, n, components, row_warps, 0, INPUT_LAYER_SLAB)
-        part = _part_of(k, max(1, sms // ceil_div(work.rows, layer.tile)), layer.slab)
-        row_part = _part_of(work.rows, max(1, sms // layer.gradient_blocks), INPUT_LAYER_SLAB)
-        layer = replace(layer, part=part, row_part=min(row_part, thresholds.INPUT_LAYER_MOST_ROWS))
-        if layer.stages > 1 or layer.part <= layer.slab:
+        part = _part_of(k, max(1, sms * layer.together // ceil_div(work.rows, layer.tile)), layer.slab)
+        row_parts = max(1, sms * layer.gradient_together // layer.gradient_blocks)
+        row_part = _part_of(work.rows, row_parts, INPUT_LAYER_SLAB)
+        layer = replace(layer, part=part, row_part=min(row_part, INPUT_LAYER_MOST_ROWS))
+        if layer.together * (layer.shared_bytes + _SYSTEM_BYTES) <= room_of(work.setting.arch) + _SYSTEM_BYTES:
             found.append(layer)
-    return min(found, key=lambda each: _apart_clocks(each, work), default=None)
+    return min(found, key=lambda each: _apart_clocks(each, work))
 
 
 def _part_of(whole: int, parts: int, slab: int) -> int:
@@ -210,6 +216,12 @@ def _part_of(whole: int, parts: int, slab: int) -> int:
 def _apart_clocks(layer: InputLayer | None, work: Work) -> int:
     item_bytes = ITEM_BYTES[SOURCES[work.setting.source]]
     return input_layer_clocks(layer, work.rows, item_bytes, work.setting.multiprocessors) if layer else 0
+
+
+def _passes_over_inputs(layer: InputLayer, work: Work) -> int:
+    """Clocks of the data set's bytes in a step launch by launch, which the count of its products leaves out."""
+    moved = 2 * work.rows * layer.k * ITEM_BYTES[SOURCES[work.setting.source]]
+    return moved // thresholds.INPUT_LAYER_BYTES_PER_CLOCK
 
 
 def slope_columns(network: PersistentNetwork) -> list[int]:

@@ -23,7 +23,7 @@ def forward(shard: Shard, group: InputLayerForward) -> None:
         group, kernels.input_layer_forward(layer, shard.setting.source), grid, **_rows(shard, group.inputs),
         image=At(IMAGES, group.path.images),
         partials=_sums(shard, layer), k=layer.k, n=layer.n,
-        part=layer.part, row_warps=layer.row_warps, stages=layer.stages, capacity=shard.plan.capacity,
+        part=layer.part, row_warps=layer.row_warps, capacity=shard.plan.capacity,
     )  # fmt: skip
     clocks = input_layer_forward_clocks(layer, shard.rows, _item_bytes(shard), shard.multiprocessors)
     lengths = {"elements": layer.image, "columns": layer.columns, "clocks": clocks}
@@ -37,7 +37,7 @@ def gradient(shard: Shard, group: InputLayerGradient) -> None:
         group, entry, (layer.gradient_blocks, row_parts(shard, layer), 1),
         **_rows(shard, group.inputs), deltas=_deltas(shard, layer),
         partials=At(LEFT, group.path.left), k=layer.k, n=layer.n,
-        part=layer.row_part, stages=layer.gradient_stages, delta_rows=_delta_rows(shard),
+        part=layer.row_part, delta_rows=_delta_rows(shard),
     )  # fmt: skip
     clocks = input_layer_gradient_clocks(layer, shard.rows, _item_bytes(shard), shard.multiprocessors)
     lengths = lengths_between(layer) | {"gradient": layer.gradient_floats, "clocks": clocks}

@@ -60,20 +60,19 @@ def update(shard: Shard, group: UpdateFromBlocks) -> None:
     """The update, and before the first step of a run the launch that makes weights' components."""
     form, layer = _form(group.path), group.path.input_layer
     offsets = {parameter.name: parameter.offset for parameter in shard.plan.parameters}
-    words, vectors = list[int](), form.partials[-1] // 4
+    words, first, of_block = list[int](), 0, form.partials[-1] // 4
     places = [
-        (k, n, image, partial // 4, partial // 4, vectors, group.path.grid)
+        (k, n, image, partial // 4, of_block, group.path.grid)
         for (k, n), image, partial in zip(pairwise(form.widths), form.images, form.partials, strict=False)
     ]
     if layer:
-        of_layer, begin = layer.gradient_floats // 4, group.path.left // 4
         parts = input_layer.row_parts(shard, layer)
-        places = [*places, (layer.k, layer.n, form.images[-1], vectors, begin, of_layer, parts)]
-        vectors += of_layer
+        places.append((layer.k, layer.n, form.images[-1], group.path.left // 4, layer.gradient_floats // 4, parts))
     ordered = (*group.layers[layer is not None :], *group.layers[: layer is not None])
-    for dense, (k, n, *place) in zip(ordered, places, strict=True):
-        bias = -1 if dense.bias is None else offsets[dense.bias]
-        words += [k, n, offsets[dense.weight], bias, *place]
+    for dense, (k, n, image, begin, pitch, blocks) in zip(ordered, places, strict=True):
+        bias, runs = -1 if dense.bias is None else offsets[dense.bias], kernels.sum_runs(blocks)
+        words += [k, n, offsets[dense.weight], bias, image, first, begin, pitch, blocks, runs]
+        first += kernels.blocks_of_sum(k, n, runs)
     shard.lowered.words[LAYERS] = tuple(words)
     layers: dict[str, Value] = {"described": At(LAYERS), "layer_count": len(group.layers)}
     arrays: dict[str, Value] = {"parameters": At("parameters"), "images": At(IMAGES)}
@@ -81,15 +80,14 @@ def update(shard: Shard, group: UpdateFromBlocks) -> None:
     lengths = {"moved": shard.plan.parameter_count, "elements": shard.lowered.bytes[IMAGES] // 2, "left": left}
     entry = kernels.update_from_blocks(shard.rule, form.components)
     values: dict[str, Value] = {
-        "step": At("step"), **layers, **arrays, "partials": At(LEFT), "vectors": vectors, "totals": At("totals"),
+        "step": At("step"), **layers, **arrays, "partials": At(LEFT), "totals": At("totals"),
         "slots": At("slots") if group.op.optimizer.slots else None, "size": shard.slot_pitch,
     }  # fmt: skip
-    grid = ceil_div(vectors, kernels.SUM_OF_BLOCKS_VECTORS), 1, 1
-    shard.launches.append(Launch(entry, grid, values, group.title, lengths))
-    first = kernels.images_of_weights(form.components)
-    whole = ceil_div(vectors, first.threads), len(group.layers), 1
+    shard.launches.append(Launch(entry, (first, 1, 1), values, group.title, lengths))
+    of_run = kernels.images_of_weights(form.components)
     described = {"described": At(LAYERS), **arrays}
-    shard.lowered.run_begin.append(Launch(first, whole, described, group.title, lengths))
+    grid = ceil_div(lengths["elements"], len(group.layers) * of_run.threads), len(group.layers), 1
+    shard.lowered.run_begin.append(Launch(of_run, grid, described, group.title, lengths))
 
 
 def _form(path: BlocksOfRows) -> kernels.TensorRowStep:
