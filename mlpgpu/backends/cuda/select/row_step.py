@@ -79,13 +79,16 @@ class BlocksOfRows(Verdict):
         return self.form.images[-1] if self.form else 0
 
 
-def blocks_of_rows(plan: Plan, work: Work, step: CountedStep | None = None) -> BlocksOfRows:
+def blocks_of_rows(
+    plan: Plan, work: Work, step: CountedStep | None = None, *, may_be_apart: bool = True
+) -> BlocksOfRows:
     """Whether a step goes by blocks of rows, and on which cores.
 
     Args:
         step: what launch by launch is counted at, with products on tensor cores.
+        may_be_apart: whether a first layer may have launches of its own.
     """
-    plain, tensor = row_step(plan, work, step), tensor_row_step(plan, work)
+    plain, tensor = row_step(plan, work, step), tensor_row_step(plan, work, may_be_apart=may_be_apart)
     if not tensor:
         return BlocksOfRows(plain.holds, f"{plain.why}; on tensor cores: {tensor.why}")
     network, others = read_network(plan), step.clocks if step else None
@@ -94,11 +97,12 @@ def blocks_of_rows(plan: Plan, work: Work, step: CountedStep | None = None) -> B
     counted = tensor.clocks + thresholds.TENSOR_ROW_STEP_CLOCKS + _apart_clocks(tensor.input_layer, work)
     if others is None:
         return BlocksOfRows(plain.holds, f"{plain.why}; on tensor cores: launches are not counted")
-    if tensor.input_layer:
-        others += _passes_over_inputs(tensor.input_layer, work)
+    if tensor.input_layer and not plain:
+        others = _launches_clocks(others, tensor.input_layer, work)
     compared = f"counted clocks: {counted:,}, {others:,} otherwise"
-    most = thresholds.INPUT_LAYER_HUNDREDTHS if tensor.input_layer else 10 * thresholds.TENSOR_ROW_STEP_TENTHS
-    if 100 * counted >= most * others:
+    if 10 * counted >= thresholds.TENSOR_ROW_STEP_TENTHS * others:
+        if tensor.input_layer:
+            return blocks_of_rows(plan, work, step, may_be_apart=False)
         return BlocksOfRows(plain.holds, f"{plain.why}; on tensor cores: {compared}")
     return replace(tensor, why=f"{tensor.why}; {compared}")
 
@@ -146,7 +150,7 @@ def _plain_clocks(network: PersistentNetwork, work: Work) -> int:
     return row_step_clocks(weights, work.rows, sms) + small_update_clocks(moved, work) + 2 * thresholds.LAUNCH_CLOCKS
 
 
-def tensor_row_step(plan: Plan, work: Work) -> BlocksOfRows:
+def tensor_row_step(plan: Plan, work: Work, *, may_be_apart: bool = True) -> BlocksOfRows:
     """Whether a block goes with some rows through all layers, the loss and back on tensor cores, to their gradients."""
     if not thresholds.TENSOR_ROW_STEP_IS_USED:
         return BlocksOfRows(False, "a test or a benchmark asks for other launches")
@@ -167,7 +171,7 @@ def tensor_row_step(plan: Plan, work: Work) -> BlocksOfRows:
     if work.rows < thresholds.TENSOR_ROW_STEP_LEAST_ROWS:
         return BlocksOfRows(False, f"{work.rows} rows < {thresholds.TENSOR_ROW_STEP_LEAST_ROWS}")
     whole = _with_form(network, plan.precision, work, None)
-    layer = input_layer(network, plan.precision, work)
+    layer = input_layer(network, plan.precision, work) if may_be_apart else None
     apart = _with_form(network, plan.precision, work, layer) if layer else whole
     if apart and (not whole or whole.clocks > apart.clocks + _apart_clocks(layer, work)):
         return apart
@@ -218,10 +222,11 @@ def _apart_clocks(layer: InputLayer | None, work: Work) -> int:
     return input_layer_clocks(layer, work.rows, item_bytes, work.setting.multiprocessors) if layer else 0
 
 
-def _passes_over_inputs(layer: InputLayer, work: Work) -> int:
-    """Clocks of the data set's bytes in a step launch by launch, which the count of its products leaves out."""
-    moved = 2 * work.rows * layer.k * ITEM_BYTES[SOURCES[work.setting.source]]
-    return moved // thresholds.INPUT_LAYER_BYTES_PER_CLOCK
+def _launches_clocks(counted: int, layer: InputLayer, work: Work) -> int:
+    """Of a step launch by launch whose products are counted at so many: short launches overlap, and the inputs of such
+    a layer are read, split and read again."""
+    moved = thresholds.INPUT_LAYER_PASSES * work.rows * layer.k * ITEM_BYTES[SOURCES[work.setting.source]]
+    return thresholds.INPUT_LAYER_OTHERS_TENTHS * counted // 10 + moved // thresholds.INPUT_LAYER_BYTES_PER_CLOCK
 
 
 def slope_columns(network: PersistentNetwork) -> list[int]:
