@@ -192,7 +192,7 @@ __device__ __forceinline__ void input_layer_forward(const Step* step, int shard,
     SHARED(float, shared);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int shares = T::WARPS / row_warps, share = warp / row_warps;
-    constexpr int columns = T::STEP * T::TILES;
+    constexpr int COLUMNS = T::STEP * T::TILES;
     const int pitch = components_pitch(n);
     const Rows rows = shard_rows(step, shard, shards);
     const int tile = row_warps * T::STEP, in_tile = warp % row_warps * T::STEP, row = blockIdx.x * tile + in_tile + lane / 4;
@@ -244,12 +244,12 @@ __device__ __forceinline__ void input_layer_forward(const Step* step, int shard,
         if (T::COMPONENTS > 2) add_tiles(sums, partial);
     }
 
-    float* const to = partials + (static_cast<int64_t>(blockIdx.y) * capacity + blockIdx.x * tile) * columns;
+    float* const to = partials + (static_cast<int64_t>(blockIdx.y) * capacity + blockIdx.x * tile) * COLUMNS;
     const int row_count = rows.count - static_cast<int>(blockIdx.x) * tile;
     if (shares == 1) {
-        each_pair(sums, columns, [&](int half, int column, const float2& two) {
+        each_pair(sums, COLUMNS, [&](int half, int column, const float2& two) {
             const int of_tile = in_tile + lane / 4 + half * 8;
-            if (of_tile < row_count) *reinterpret_cast<float2*>(to + of_tile * columns + column) = two;
+            if (of_tile < row_count) *reinterpret_cast<float2*>(to + of_tile * COLUMNS + column) = two;
         });
         return;
     }
@@ -257,11 +257,11 @@ __device__ __forceinline__ void input_layer_forward(const Step* step, int shard,
     float* const all = shared + T::BARRIER_WORDS;
     const int share_size = tile * pitch;  // rows that lie so far apart that lanes' pairs are in different banks
     float* const of_lane = all + share * share_size + (in_tile + lane / 4) * pitch;
-    each_pair(sums, columns, [&](int half, int column, const float2& two) {
+    each_pair(sums, COLUMNS, [&](int half, int column, const float2& two) {
         *reinterpret_cast<float2*>(of_lane + half * 8 * pitch + column) = two;
     });
     __syncthreads();
-    const int pairs = columns / 2;
+    const int pairs = COLUMNS / 2;
     for (int i = threadIdx.x; i < smallest(tile, row_count) * pairs; i += T::THREADS) {
         const int of_tile = i / pairs, column = 2 * (i - of_tile * pairs);
         float2 sum = {};
@@ -269,7 +269,7 @@ __device__ __forceinline__ void input_layer_forward(const Step* step, int shard,
             const float2 of_share = *reinterpret_cast<const float2*>(all + other * share_size + of_tile * pitch + column);
             sum = make_float2(sum.x + of_share.x, sum.y + of_share.y);
         }
-        *reinterpret_cast<float2*>(to + of_tile * columns + column) = sum;
+        *reinterpret_cast<float2*>(to + of_tile * COLUMNS + column) = sum;
     }
 }
 
