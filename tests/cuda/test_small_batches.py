@@ -451,8 +451,9 @@ def test_a_last_layer_of_few_columns_and_large_k_goes_where_counts_are_less(
     assert products_of(layers, rows, precision)[-1] == "SplitK"
 
 
-def test_a_layer_of_large_k_whose_operands_nobody_leaves_is_on_plain_cores() -> None:
+def test_a_layer_of_large_k_whose_operands_nobody_leaves_is_on_plain_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass over rows of 9,000 numbers takes longer than multiplying few of them by a few columns."""
+    monkeypatch.setattr(thresholds, "INPUT_LAYER_IS_APART", False)
     layers: list[Layer] = [Dense(9000, 4, "relu"), Dense(4, 40, "relu"), Dense(40, 90)]
     assert [products_of(layers, rows)[0] for rows in (64, 2048)] == ["SplitK", "Gemm"]
 
