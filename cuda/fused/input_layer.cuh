@@ -21,7 +21,8 @@ namespace mlpgpu {
 template <int COMPONENTS_, int TILES_, int BYTES>
 struct InputLayerShape {
     static constexpr int COMPONENTS = COMPONENTS_, TILES = TILES_, STEP = ComponentsShape::STEP;
-    static constexpr int WARPS = 8, THREADS = WARPS * WARP, STAGES = 3, BARRIER_WORDS = 8;
+    static constexpr int WARPS = 8, THREADS = WARPS * WARP, STAGES = 3;
+    static constexpr int BARRIER_WORDS = 8;  // of STAGES barriers, and what aligns the arrays behind them
     static constexpr int SLAB = ComponentsShape::PROMOTED, STEPS = SLAB / STEP;  // inputs or rows of a slab, in products of 16
     static constexpr int INPUTS = 2;        // neighbours of which a lane makes the gradient
     static constexpr int MOST_ROWS = 2048;  // of a block of the gradient, whose numbers it keeps

@@ -16,7 +16,7 @@ struct LayerOfBlocks {
     int begin;   // vectors of four in `partials` before those of the layer's own first block
     int pitch;   // vectors from block to block
     int blocks;  // that left a part of its gradient
-    int runs;    // of them, a power of two: warps that share a sum
+    int runs;    // in which those are summed, each by a thread of another warp: a power of two
 };
 
 struct SumOfBlocks {
