@@ -26,6 +26,7 @@ struct ForwardEpilogue {
     int64_t y_stride;
     int rows, n;
 
+    __device__ __forceinline__ void begin() {}
     __device__ __forceinline__ bool is_aligned() const {
         return is_vectored_or_null(b, n) && is_vectored_or_null(z, n) && is_vectored_or_null(y, n);
     }
@@ -103,6 +104,7 @@ struct BackwardInputEpilogue {
     static constexpr bool WRITES_COMPONENTS = !Format::SCALED, READS_COMPONENTS = WRITES_COMPONENTS, HAS_ROW_OPERAND = false;
     using Row = NoRowOperand;
 
+    __device__ __forceinline__ void begin() {}
     __device__ __forceinline__ bool is_aligned() const {
         return is_vectored_or_null(saved_array, k) && is_vectored_or_null(dx, k);
     }

@@ -68,16 +68,16 @@ struct SharedSums {
     }
 
     // Of rows that are no vectors, a thread's four columns are LANES apart instead, so that neighbours' loads and stores are
-    // neighbours. Nobody else reads this block's sums of its own rows.
-    template <bool ALIGNED>
+    // neighbours; but of components, which are read as vectors. Nobody else reads this block's sums of its own rows.
+    template <int APART>
     __device__ __forceinline__ int first_column() const {
-        return threadIdx.x % LANES * (ALIGNED ? 4 : 1);
+        return threadIdx.x % LANES * (APART == 1 ? 4 : 1);
     }
     __device__ __forceinline__ float4 spread(int i, int rank, const float4& quad) const {
         float* const row = sums + row_of(i, rank) * PITCH;
         *reinterpret_cast<float4*>(row + column()) = quad;
         __syncwarp();
-        const float* const first = row + first_column<false>();
+        const float* const first = row + first_column<LANES>();
         return make_float4(first[0], first[LANES], first[2 * LANES], first[3 * LANES]);
     }
 
@@ -93,9 +93,10 @@ struct SharedSums {
         Read read[GROUP];
         Scales scales[GROUP];
         const bool takes_part = static_cast<int>(threadIdx.x) < ROWS * LANES;  // whole warps do
-        constexpr int APART = ALIGNED ? 1 : LANES;
-        const int to = n0 + first_column<ALIGNED>();
-        const auto inside = [&](int i, int j) { return takes_part && m0 + row_of(i, rank) < m && j < n; };
+        constexpr int APART = ALIGNED || Epilogue::READS_COMPONENTS ? 1 : LANES;
+        const int to = n0 + first_column<APART>();
+        const int end = Epilogue::WRITES_COMPONENTS && APART > 1 ? (n + 3) / 4 * 4 : n;  // behind n components are 0
+        const auto inside = [&](int i, int j) { return takes_part && m0 + row_of(i, rank) < m && j < end; };
         const auto load = [&](int first) {
 #pragma unroll
             for (int i = 0; i < GROUP; ++i) {
@@ -114,7 +115,7 @@ struct SharedSums {
                 const int row = m0 + row_of(first + i, rank);
                 float4 quad = total(first + i, rank);
                 epilogue.rescale(row, n0 + column(), quad, scales[i]);
-                if (!ALIGNED) quad = spread(first + i, rank, quad);
+                if (APART > 1) quad = spread(first + i, rank, quad);
                 if (inside(first + i, to)) epilogue.template write<ALIGNED, APART>(row, to, quad, read[i]);
             }
         }
@@ -142,6 +143,10 @@ struct GemmClusterSplit {
         const Ring<T> ring(shared);
         const int rank = cluster_rank<SPLIT>(), tiles = (m + T::M - 1) / T::M, summing = summing_warps(tiles);
         const OnlyTile<T> tile(m, n, blockIdx.x / SPLIT);
+        if (tile.is_done()) {  // of a batch of fewer rows, and so for the whole cluster
+            pdl_wait_and_trigger();
+            return;
+        }
         const int all = (k + T::K - 1) / T::K, begin = all * rank / SPLIT, slices = all * (rank + 1) / SPLIT - begin;
         constexpr bool MAY_SUM = !Format::SCALED;
         float* const column_partials = MAY_SUM ? epilogue.column_partials() : nullptr;
@@ -183,7 +188,8 @@ struct GemmClusterSplit {
         __syncthreads();  // nobody reads the stages any more
         if (consumer >= 0) sums.store(c, consumer);
         pdl_wait();
-        epilogue.is_aligned() ? sums.template finish<true>(rank, epilogue) : sums.template finish<false>(rank, epilogue);
+        const bool is_aligned = epilogue.is_aligned() && (!Epilogue::WRITES_COMPONENTS || n % 4 == 0);
+        is_aligned ? sums.template finish<true>(rank, epilogue) : sums.template finish<false>(rank, epilogue);
         if (SPLIT > 1) cluster_synchronize<SPLIT>();  // others still read this block's sums
     }
 };

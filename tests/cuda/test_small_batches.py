@@ -17,7 +17,7 @@ from host_program import HostProgram
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_cases.tensor import ERRORS
-from test_cuda_lowering import ARCHITECTURES, OWNED, lowered, make_plan, plans
+from test_cuda_lowering import ARCHITECTURES, OWNED, lowered, make_plan, names, plans
 
 from mlpgpu import Dense, Dropout, Huber
 from mlpgpu import plan as ops
@@ -30,7 +30,9 @@ from mlpgpu.backends.cuda.kernels import (
     OF_PRECISION,
     OPERAND_FORMATS,
     WARP_SPLIT_TILES,
+    ClusterSplitTile,
     OperandFormat,
+    Sm90Tile,
     all_entries,
     narrow_tiles,
 )
@@ -54,7 +56,14 @@ from mlpgpu.backends.cuda.select.dense import (
 )
 from mlpgpu.backends.cuda.select.select import select
 from mlpgpu.backends.cuda.select.setting import Setting, Work
-from mlpgpu.backends.cuda.select.tiles import gemm_tile, product_tile, simt_tile, small_batch_tile, weight_tile
+from mlpgpu.backends.cuda.select.tiles import (
+    gemm_tile,
+    product_tile,
+    simt_tile,
+    small_batch_tile,
+    step_tile,
+    weight_tile,
+)
 from mlpgpu.layers import Layer
 from mlpgpu.optimizers import OPTIMIZERS
 from mlpgpu.plan import Plan
@@ -135,7 +144,10 @@ def test_each_limit_of_tensor_cores(
 
 
 @pytest.mark.parametrize("operand_format", [BFLOAT16, BFLOAT16_PAIR], ids=lambda each: each.name)
-def test_a_step_of_few_rows_fills_the_card_by_narrow_tiles(operand_format: OperandFormat) -> None:
+def test_a_step_of_few_rows_fills_the_card_by_narrow_tiles(
+    operand_format: OperandFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(thresholds, "CLUSTERS_SHARE_K", False)
     path = dense_path(784, 512, of(64, operand_format=operand_format))
     assert isinstance(path.forward, Gemm) and isinstance(path.dx, Gemm) and isinstance(path.update, Gemm)
     assert [(each.tile.m, each.tile.n) for each in (path.forward, path.dx, path.update)] == [
@@ -144,6 +156,38 @@ def test_a_step_of_few_rows_fills_the_card_by_narrow_tiles(operand_format: Opera
         (64, 64),
     ]
     assert path.forward.tile.grid(128, 512, 132) == (64, 1, 1) and path.update.tile.grid(784, 512, 132) == (104, 1, 1)
+
+
+def test_clusters_share_k_where_tiles_leave_a_card_idle_over_many_terms() -> None:
+    for k, n, rows, operand_format, split in (
+        (8192, 408, 128, BFLOAT16_PAIR, 8), (3072, 87, 77, BFLOAT16, 8), (1000, 300, 200, HALF, 4),
+        (768, 768, 77, BFLOAT16, 0), (1024, 1024, 128, BFLOAT16_PAIR, 0), (1024, 1024, 8192, BFLOAT16, 0),
+    ):  # fmt: skip
+        path = dense_path(k, n, of(rows, operand_format=operand_format)).forward
+        assert isinstance(path, Gemm)
+        assert (path.tile.split if isinstance(path.tile, ClusterSplitTile) else 0) == split, (k, n, rows, path.why)
+        assert ("clusters of blocks share k" in path.why) == (split > 0)
+
+
+def test_blocks_that_share_k_have_a_multiprocessor_each() -> None:
+    """Of 784 by 512 at 64 rows there are 8 tiles."""
+    for multiprocessors, most in ((132, 8), (63, 4), (31, 2), (15, 0)):
+        tile, _, _ = step_tile(BFLOAT16, 64, 512, 1 << 15, multiprocessors, "sm_90a", has_floats=False)
+        split = tile.split if isinstance(tile, ClusterSplitTile) else 0
+        assert split <= most and (split > 0 or most == 0)
+
+
+def test_neither_an_evaluation_nor_a_product_with_a_loss_shares_k() -> None:
+    """An evaluation's bits must not depend on how many rows there are, and a loss needs whole sums in registers."""
+    work = of(77)
+    evaluation = dense_path(3072, 512, dataclasses.replace(work, is_training=False)).forward
+    assert isinstance(evaluation, Gemm) and isinstance(evaluation.tile, Sm90Tile)
+    plan = make_plan([Dense(512, 3072, "relu"), Dense(3072, 88)], loss=Huber(1.0), capacity=77, precision="bfloat16")
+    (with_loss,) = [name for name in names(lowered(plan, arch="sm_90a").shards[0]) if "loss" in name]
+    assert with_loss.startswith("tensor_forward_loss_huber_") and "_by_" not in with_loss
+    for ends_with_loss, kind in ((True, Sm90Tile), (False, ClusterSplitTile)):
+        forward = dense_path(3072, 88, work, ends_with_loss=ends_with_loss).forward
+        assert isinstance(forward, Gemm) and isinstance(forward.tile, kind)
 
 
 def test_operands_that_need_passes_are_worth_it_for_more_rows_alone() -> None:
@@ -793,6 +837,7 @@ def test_an_epoch_on_narrow_tiles(
 ) -> None:
     """A full batch and one of two rows on sm_90a, whose copies and products the host makes in their places."""
     monkeypatch.setattr(thresholds, "CLUSTERS_SHARE_ROWS", False)
+    monkeypatch.setattr(thresholds, "CLUSTERS_SHARE_K", False)
     monkeypatch.setattr(thresholds, "SUMMED_TENTHS", 0 if sums_apart else 1 << 30)
     precision = next(precision for precision, formats in OF_PRECISION.items() if operand_format in formats)
     epoch = Epoch(*STEPS[case], rates=(0.1, 0.02), precision=precision)
@@ -815,6 +860,7 @@ def test_an_epoch_on_narrow_tiles(
 def test_an_epoch_whose_gradients_clusters_make(
     split: int, operand_format: OperandFormat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(thresholds, "CLUSTERS_SHARE_K", False)
     monkeypatch.setattr(thresholds, "CLUSTER_CLOCKS", -(10**6))
     monkeypatch.setattr(thresholds, "CLUSTER_BLOCK_CLOCKS", 10_000 if split == 2 else -10_000)
     precision = next(precision for precision, formats in OF_PRECISION.items() if operand_format in formats)
@@ -822,6 +868,24 @@ def test_an_epoch_whose_gradients_clusters_make(
     host = HostProgram(epoch.plan, epoch.data, epoch.sampling, arch="sm_90a", multiprocessors=132)
     made = [launch.entry.name for shard in host.low.shards for launch in shard if launch.entry.products]
     assert sum(name.endswith(f"64x64_by_{split}") for name in made) == 3
+    check_epoch(epoch, host, operand_format, len(made))
+
+
+@pytest.mark.usefixtures("everywhere")
+@pytest.mark.parametrize("operand_format", [BFLOAT16, BFLOAT16_PAIR, HALF_PAIR], ids=lambda each: each.name)
+@pytest.mark.parametrize("split", [2, 8])
+def test_an_epoch_whose_clusters_share_k(
+    split: int, operand_format: OperandFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full batch and one of two rows, of which most clusters have none."""
+    monkeypatch.setattr(thresholds, "CLUSTER_PRODUCT_CLOCKS", -(10**6))
+    monkeypatch.setattr(thresholds, "CLUSTER_BLOCK_CLOCKS", 10_000 if split == 2 else -10_000)
+    precision = next(precision for precision, formats in OF_PRECISION.items() if operand_format in formats)
+    epoch = Epoch(*STEPS["from product to product"], rates=(0.1, 0.02), precision=precision)
+    host = HostProgram(epoch.plan, epoch.data, epoch.sampling, arch="sm_90a", multiprocessors=132)
+    made = [launch.entry.name for shard in host.low.shards for launch in shard if launch.entry.products]
+    activations = [name for name in made if "forward" in name or "backward_input" in name]
+    assert len(activations) == 5 and all(name.endswith(f"64x64_by_{split}") for name in activations)
     check_epoch(epoch, host, operand_format, len(made))
 
 

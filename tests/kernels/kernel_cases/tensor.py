@@ -36,6 +36,7 @@ from mlpgpu.backends.cuda.kernels import (
     shared_tiles,
     sm80_tiles,
     sm90_tiles,
+    tiles_sharing_k,
     wide_tiles,
 )
 from mlpgpu.losses import FORMS
@@ -81,7 +82,7 @@ def makes_weights(tile: GemmTile) -> bool:
 
 def makes_activations(tile: GemmTile) -> bool:
     """Whether forward products and gradients of inputs are made with a tile."""
-    return not isinstance(tile, ClusterSplitTile)
+    return not isinstance(tile, ClusterSplitTile) or tile.split > 1
 
 
 # Of the kernels with these tiles, those that stand for all where compiling each one takes too long: the heaviest
@@ -118,7 +119,7 @@ SAMPLE = {
         *(
             kernels.tensor_forward_loss(name, tile)
             for name in ("huber", "binary_cross_entropy")
-            if tile.operand_format.is_single and makes_activations(tile)
+            if tile.operand_format.is_single and not isinstance(tile, ClusterSplitTile)
         ),
     )
 }
@@ -494,7 +495,7 @@ def _sources(tile: GemmTile, a: np.ndarray, b: np.ndarray, *, a_inner: bool, b_i
 
 def _component_vector(tile: GemmTile, *, is_alone: bool) -> int:
     """Elements of the vectors by which a product stores components: more where it stores nothing else."""
-    return 8 if is_alone and not isinstance(tile, Sm80Tile) else 4
+    return 8 if is_alone and isinstance(tile, Sm90Tile) else 4
 
 
 def _row_grid(tile: GemmTile, rows: int, n: int) -> tuple[int, ...]:
@@ -967,5 +968,34 @@ def cluster_split_cases() -> Iterator[Case]:
                 yield tensor_backward_weight(tile, whole(300), x, dz, rule="Momentum")
 
 
+def sharing_k_cases() -> Iterator[Case]:
+    """Tiles whose clusters share k: parts without terms, borders, rings that come round, each epilogue."""
+    for operand_format in OPERAND_FORMATS:
+        for tile in tiles_sharing_k(operand_format):
+            long = 64 * (tile.split * tile.stages + 3)
+            for rows, k, n in ((1, 1, 1), (65, 127, 70), (130, 67, 129), (70, long, 68)):
+                yield tensor_forward(tile, "relu", whole(rows), normal(rows, k), normal(k, n))
+                yield tensor_backward_input(tile, "relu", whole(rows), normal(rows, k), normal(n, k))
+            for activation in ACTIVATIONS:
+                yield tensor_forward(tile, activation, whole(3), 3 * normal(3, 5), normal(5, 6))
+                yield tensor_backward_input(tile, activation, whole(3), normal(3, 6), normal(5, 6))
+            for batch in batches(65):
+                yield tensor_forward(tile, "tanh", batch, normal(65, 133), normal(133, 35))
+                yield tensor_backward_input(tile, "tanh", batch, normal(65, 133), normal(35, 133))
+            if operand_format.scaled:
+                x, w = hard(33, 270), normal(270, 37)
+                yield tensor_forward(tile, "identity", whole(33), x, w)
+                yield tensor_backward_input(tile, "identity", whole(33), x, w.T.copy(), plain=True)
+                continue
+            for batch in (whole(70), *batches(65)):
+                for n in (136, 69):
+                    x, w = normal(batch.capacity, 267), normal(267, n)
+                    yield tensor_forward(tile, "sigmoid", batch, x, w, components_alone=True)
+                    yield tensor_forward(tile, "sigmoid", batch, x, w, components_alone=True, plain=True)
+                    yield tensor_backward_input(tile, "gelu", batch, x, np.ascontiguousarray(w.T))
+
+
 def tensor_cases() -> list[Case]:
-    return [*component_cases(), *product_cases(), *narrow_cases(), *cluster_split_cases()]
+    return [
+        *component_cases(), *product_cases(), *narrow_cases(), *cluster_split_cases(), *sharing_k_cases()
+    ]  # fmt: skip

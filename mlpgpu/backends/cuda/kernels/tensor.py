@@ -180,8 +180,8 @@ class Sm90Tile:
 
 @dataclass(frozen=True)
 class ClusterSplitTile:
-    """How gemm/cluster_split.cuh makes a gradient of a weight: a cluster of blocks for each tile of C, 64 by 64, each
-    with a part of the rows.
+    """How gemm/cluster_split.cuh makes a product: a cluster of blocks for each tile of C, 64 by 64, each with a part of
+    the terms, which of a weight's gradient are the rows.
 
     Attributes:
         split: blocks of a cluster.
@@ -301,6 +301,11 @@ def narrow_weight_tiles(operand_format: OperandFormat) -> tuple[Sm90Tile, ...]:
 def cluster_split_tiles(operand_format: OperandFormat) -> tuple[ClusterSplitTile, ...]:
     """Those whose clusters share the rows of a weight's gradient, the fewest blocks first."""
     return tuple(ClusterSplitTile(operand_format, split) for split in (1, 2, 4, 8))
+
+
+def tiles_sharing_k(operand_format: OperandFormat) -> tuple[ClusterSplitTile, ...]:
+    """Those whose clusters share k of a product that makes activations, the fewest blocks first."""
+    return cluster_split_tiles(operand_format)[1:]
 
 
 def _tensor_product(
@@ -426,7 +431,7 @@ def tensor_entries() -> list[Entry]:
                 tensor_backward_update(rule, tile, receives=receives) for rule in RULES for receives in (False, True)
             ]
         others = (*wide_tiles(operand_format), *shared_tiles(operand_format), *narrow_tiles(operand_format))
-        for tile in (*usual, *others):
+        for tile in (*usual, *others, *tiles_sharing_k(operand_format)):
             entries += [tensor_forward(activation, tile) for activation in ACTIVATIONS]
             entries += [tensor_backward_input(activation, tile) for activation in ACTIVATIONS]
             if operand_format.is_single:

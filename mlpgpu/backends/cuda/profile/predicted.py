@@ -11,6 +11,7 @@ from ..kernels import SimtTile, Sm90Tile, WarpSplitTile, padded_rows
 from ..kernels.launches import Launch
 from ..select.counted import (
     cluster_clocks,
+    cluster_product_clocks,
     column_head_clocks,
     few_columns_clocks,
     gemm_clocks,
@@ -130,6 +131,8 @@ def _product_clocks(launch: Launch, rows: int, multiprocessors: int) -> int | No
         return simt_clocks(of_plain, *shape, multiprocessors, launch.grid[2])
     for shared in kernels.cluster_split_tiles(entry.operand_format):
         if entry.name.endswith(f"_{shared.name}"):
+            if is_forward or is_input:
+                return cluster_product_clocks(shared, *shape, multiprocessors)
             has_sums = launch.values.get("db_partials") is not None
             return cluster_clocks(shared, k, n, rows, multiprocessors, sums_columns=has_sums)
     tiles: tuple[Sm90Tile, ...] = (

@@ -93,10 +93,25 @@ def cluster_clocks(
         rows_summed = ceil_div(tile.K, tiles // tile.split)
         of_slice = max(of_slice, thresholds.CLUSTER_SUMMED_CLOCKS + thresholds.SUMMED_ROW_CLOCKS * rows_summed)
     at_once = min(blocks, tile.blocks * multiprocessors)
-    cached = ceil_div(at_once * tile.stage_bytes, thresholds.CACHE_BYTES_PER_CLOCK * multiprocessors)
     slices = ceil_div(blocks, at_once) * ceil_div(ceil_div(rows, tile.K), tile.split)
     of_cluster = thresholds.CLUSTER_CLOCKS + thresholds.CLUSTER_BLOCK_CLOCKS * tile.split
-    return slices * max(of_slice, cached) + of_cluster
+    return slices * max(of_slice, _cached_clocks(tile, at_once, multiprocessors)) + of_cluster
+
+
+def _cached_clocks(tile: ClusterSplitTile, blocks: int, multiprocessors: int) -> int:
+    """Of a slice of each of so many blocks, which the second-level cache gives."""
+    return ceil_div(blocks * tile.stage_bytes, thresholds.CACHE_BYTES_PER_CLOCK * multiprocessors)
+
+
+def cluster_product_clocks(tile: ClusterSplitTile, m: int, n: int, k: int, multiprocessors: int) -> int:
+    """Of an m by n product that makes activations, with its epilogue, by clusters whose blocks share k; there are no
+    more blocks than multiprocessors."""
+    components, blocks = tile.operand_format.components, math.prod(tile.grid(m, n, multiprocessors))
+    tenths = thresholds.CLUSTER_PRODUCT_CACHE_TENTHS[components]
+    cached = tenths * _cached_clocks(tile, blocks, multiprocessors) // 10
+    of_slice = max(thresholds.CLUSTER_PRODUCT_SLICE_CLOCKS[components], cached)
+    of_cluster = thresholds.CLUSTER_PRODUCT_CLOCKS + thresholds.CLUSTER_BLOCK_CLOCKS * tile.split
+    return ceil_div(ceil_div(k, tile.K), tile.split) * of_slice + of_cluster
 
 
 def cluster_gradient_clocks(

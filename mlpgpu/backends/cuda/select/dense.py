@@ -22,7 +22,6 @@ from ..kernels import (
 from . import thresholds
 from .counted import (
     few_columns_clocks,
-    gemm_clocks,
     head_clocks,
     input_clocks,
     is_faster,
@@ -36,7 +35,7 @@ from .counted import (
     update_clocks,
 )
 from .setting import Verdict, Work
-from .tiles import fills, gemm_tile, product_tile, simt_tile, small_batch_tile, weight_tile
+from .tiles import fills, gemm_tile, product_tile, simt_tile, small_batch_tile, step_tile, weight_tile
 
 
 @dataclass(frozen=True)
@@ -438,9 +437,8 @@ def _tensor_clocks(layer: CountedLayer, work: Work) -> int:
         clocks += work.rows * layer.k * thresholds.SPLIT_THOUSAND_CLOCKS // 1000 if operand_format.scaled else 0
     of_x = streamed_clocks(2 * rows * k) if is_cut(k, n) else 0  # of few columns it is x whose bytes take time
     for columns, depth, is_made, least in ((n, k, True, of_x), (k, n, layer.makes_dx, 2 * of_x)):
-        tile, _ = gemm_tile(operand_format, rows, columns, depth, sms, arch, has_floats=work.has_floats)
-        assert isinstance(tile, Sm90Tile)
-        clocks += max(least, gemm_clocks(tile, rows, columns, depth, sms)) if is_made else 0
+        _, counted, _ = step_tile(operand_format, rows, columns, depth, sms, arch, has_floats=work.has_floats)
+        clocks += max(least, counted) if is_made else 0
     of_weight = weight_tile(operand_format, k, n, work.rows, sms, arch, in_place=work.in_place)
     return clocks + (max(of_x, of_weight.clocks) if layer.is_moved else 0)
 
@@ -557,10 +555,14 @@ def streams_weight(k: int, n: int, work: Work) -> bool:
     return updates_few_rows(k, n, work) and n <= kernels.STREAM_COLUMNS and work.setting.arch == "sm_90a"
 
 
-def dense_path(k: int, n: int, work: Work, *, is_frozen: bool = False) -> DensePath:
-    """The kernels of a dense layer with a weight (k, n), which steps move unless it is frozen."""
+def dense_path(k: int, n: int, work: Work, *, is_frozen: bool = False, ends_with_loss: bool = False) -> DensePath:
+    """The kernels of a dense layer with a weight (k, n), which steps move unless it is frozen.
+
+    Args:
+        ends_with_loss: whether its forward product may end with a loss, if tensor cores make it.
+    """
     if on_tensor_cores(k, n, work):
-        path = _gemm_path(k, n, work)
+        path = _gemm_path(k, n, work, ends_with_loss=ends_with_loss)
         return replace(path, update=None) if is_frozen else path
     forward = _forward(k, n, work)
     if not work.is_training:
@@ -576,7 +578,7 @@ def dense_path(k: int, n: int, work: Work, *, is_frozen: bool = False) -> DenseP
     return DensePath(forward, dx, None if is_frozen else _update(k, n, work))
 
 
-def _gemm_path(k: int, n: int, work: Work) -> DensePath:
+def _gemm_path(k: int, n: int, work: Work, *, ends_with_loss: bool) -> DensePath:
     card, operand_format = work.setting, work.operand_format
     assert operand_format is not None
     width, weights = thresholds.GEMM_LEAST_WIDTH, thresholds.GEMM_LEAST_WEIGHTS
@@ -585,17 +587,20 @@ def _gemm_path(k: int, n: int, work: Work) -> DensePath:
     if work.is_training and not _is_large(k, n, work):
         why = _on_narrow_tiles(k, n, work).why
 
-    def made(m: int, columns: int, depth: int) -> Gemm:
-        sms, arch = card.multiprocessors, card.arch
-        tile, reason = gemm_tile(operand_format, m, columns, depth, sms, arch, has_floats=work.has_floats)
+    def made(m: int, columns: int, depth: int, *, shares_k: bool) -> Gemm:
+        sizes = operand_format, m, columns, depth, card.multiprocessors, card.arch
+        if shares_k:
+            tile, _, reason = step_tile(*sizes, has_floats=work.has_floats)
+        else:
+            tile, reason = gemm_tile(*sizes, has_floats=work.has_floats)
         return Gemm(tile, f"{why}; {reason}")
 
     rows = product_rows(work)
-    forward = made(rows, n, k)
+    forward = made(rows, n, k, shares_k=work.is_training and not ends_with_loss)
     if not work.is_training:
         return DensePath(forward, None, None)
     of = weight_tile(operand_format, k, n, work.rows, card.multiprocessors, card.arch, in_place=work.in_place)
-    return DensePath(forward, made(rows, k, n), Gemm(of.tile, f"{why}; {of.why}", of.sums_columns))
+    return DensePath(forward, made(rows, k, n, shares_k=True), Gemm(of.tile, f"{why}; {of.why}", of.sums_columns))
 
 
 def _forward(k: int, n: int, work: Work) -> Forward:

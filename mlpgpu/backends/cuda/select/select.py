@@ -327,7 +327,9 @@ class _Choices:
     def path(self, op: ops.Operation) -> Path:
         """The path of one operation."""
         if isinstance(op, (ops.Dense, ops.DenseBackward)):
-            return dense_path(*self.widths(op.weight), self.work, is_frozen=op.weight in self._frozen)
+            is_frozen = op.weight in self._frozen
+            ends_with_loss = isinstance(op, ops.Dense) and self._ends_with_loss(op)
+            return dense_path(*self.widths(op.weight), self.work, is_frozen=is_frozen, ends_with_loss=ends_with_loss)
         if isinstance(op, (ops.LocallyConnected, ops.LocallyConnectedBackward)):
             return self._local(op)
         if isinstance(op, ops.Loss):
@@ -362,6 +364,12 @@ class _Choices:
         no_update = no_update_of(stack, self.work)
         why = no_update or f"{stack}; it also updates the parameters"
         return LocalPath(None if no_update else stack, why, is_shared)
+
+    def _ends_with_loss(self, op: ops.Dense) -> bool:
+        """Whether a loss may end the product of a layer on tensor cores."""
+        loss = next((each for each in self.plan.training if isinstance(each, ops.Loss) and each.logits == op.y), None)
+        n = self.widths(op.weight)[1]
+        return loss is not None and bool(losses.product_with_loss(n, op.activation, loss.loss.form, self.work))
 
     def _loss(self, op: ops.Loss) -> LossPath:
         n = self.plan.buffers[op.logits].shape[-1]

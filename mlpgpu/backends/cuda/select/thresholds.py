@@ -213,6 +213,21 @@ CLUSTER_SUMMED_CLOCKS = 100
 CLUSTER_BLOCK_CLOCKS = 300
 CLUSTER_CLOCKS = 5000
 
+# True: in a step such clusters also share k of products that make activations, wherever that is counted to take less,
+# but where a loss ends the product.  Tiles of 64 by 16, which few rows and few columns have else, take each slice of k
+# one after another: 8192 by 408 at 128 rows in tf32 36 µs on an H100.
+CLUSTERS_SHARE_K = True
+
+# What such a product takes beside its slices and what blocks read of each other; what a slice takes at least, by the
+# components of an operand; and how many tenths of what the second-level cache takes for the slices of all blocks, since
+# a block has fewer of two components in flight.  Of more blocks than multiprocessors 50 of 52 took no less time than
+# other tiles.  Fitted to 66 launches of fewer on an H100: 512 by 2048 at 100 rows in float32 12.4 -> 10.6 µs, 768 by
+# 6144 at 49 in bfloat16 15.4 -> 8.3, 512 by 3072 at 512 in tf32 15.1 -> 11.8; but 1024 by 1024 at 128 in tf32, which
+# stays with tiles of 64 by 16, 9.1 and 9.6.
+CLUSTER_PRODUCT_CLOCKS = 2000
+CLUSTER_PRODUCT_SLICE_CLOCKS = {1: 300, 2: 850}
+CLUSTER_PRODUCT_CACHE_TENTHS = {1: 10, 2: 15}
+
 # Bytes of slices that a multiprocessor has from the second-level cache in a clock while all load some.  512 by 512 at
 # 2,048 rows in tf32 by 64, 128 and 256 blocks: a slice of 32 KiB takes 810, 1,100 and 2,200 clocks.
 CACHE_BYTES_PER_CLOCK = 29

@@ -22,12 +22,15 @@ from ..kernels import (
     shared_tiles,
     sm80_tiles,
     sm90_tiles,
+    tiles_sharing_k,
     wide_tiles,
 )
 from . import thresholds
 from .counted import (
     cluster_clocks,
     cluster_gradient_clocks,
+    cluster_product_clocks,
+    gemm_clocks,
     gradient_clocks,
     is_faster,
     product_clocks,
@@ -121,6 +124,30 @@ def gemm_tile(
     enough = "enough" if has_work else "too few"
     why = f"tiles of {largest.m}×{largest.n} make {blocks:,} blocks, {enough} for {multiprocessors} SMs"
     return largest if has_work else smallest, why
+
+
+def step_tile(
+    operand_format: OperandFormat, m: int, n: int, k: int, multiprocessors: int, arch: str, *, has_floats: bool
+) -> tuple[GemmTile, int, str]:
+    """The tile on tensor cores of a product that makes activations of a step, what its slices are counted at, and why:
+    that of :func:`gemm_tile`, unless one whose clusters share k is counted to take less.
+
+    Args:
+        has_floats: as :func:`product_clocks` says.
+    """
+    usual, why = gemm_tile(operand_format, m, n, k, multiprocessors, arch, has_floats=has_floats)
+    if not isinstance(usual, Sm90Tile):
+        return usual, 0, why
+    known = product_clocks(usual, m, n, k, multiprocessors, has_floats=has_floats)
+    shared = tiles_sharing_k(operand_format)
+    fitting = [tile for tile in shared if math.prod(tile.grid(m, n, multiprocessors)) <= multiprocessors]
+    clocks = {tile: cluster_product_clocks(tile, m, n, k, multiprocessors) for tile in fitting}
+    best = min(clocks, key=clocks.__getitem__, default=None)
+    if best is None or not thresholds.CLUSTERS_SHARE_K or clocks[best] >= known:
+        return usual, gemm_clocks(usual, m, n, k, multiprocessors), why
+    named = ", ".join(f"{count:,} by clusters of {tile.split}" for tile, count in clocks.items())
+    why = f"clusters of blocks share k; counted clocks: {named}, {known:,} by {usual.m}×{usual.n}"
+    return best, clocks[best] - thresholds.CLUSTER_PRODUCT_CLOCKS, why
 
 
 @dataclass(frozen=True)
