@@ -689,9 +689,15 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "columns of rows that are no vectors not spread over lanes": (
         "gemm/cluster_split.cuh",
-        "if (!ALIGNED) quad = spread(first + i, rank, quad);",
+        "if (APART > 1) quad = spread(first + i, rank, quad);",
         "",
         kernels.tensor_backward_update("Adam", kernels.cluster_split_tiles(kernels.BFLOAT16_PAIR)[1]),
+    ),
+    "clusters waiting for slices of tiles that a smaller batch lacks": (
+        "gemm/cluster_split.cuh",
+        "if (tile.is_done()) {",
+        "if (false) {",
+        kernels.tensor_forward("tanh", kernels.tiles_sharing_k(kernels.BFLOAT16)[0]),
     ),
     "sums left in the ring before every warp has read its stages": (
         "gemm/cluster_split.cuh",

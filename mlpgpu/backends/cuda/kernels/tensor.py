@@ -434,6 +434,6 @@ def tensor_entries() -> list[Entry]:
         for tile in (*usual, *others, *tiles_sharing_k(operand_format)):
             entries += [tensor_forward(activation, tile) for activation in ACTIVATIONS]
             entries += [tensor_backward_input(activation, tile) for activation in ACTIVATIONS]
-            if operand_format.is_single:
+            if operand_format.is_single and isinstance(tile, (Sm80Tile, Sm90Tile)):
                 entries += [tensor_forward_loss(loss, tile) for loss in SUMS_OF_TERMS]
     return entries
