@@ -68,7 +68,8 @@ struct SharedSums {
     }
 
     // Of rows that are no vectors, a thread's four columns are LANES apart instead, so that neighbours' loads and stores are
-    // neighbours; but of components, which are read as vectors. Nobody else reads this block's sums of its own rows.
+    // neighbours. An epilogue that reads components gets neighbours all the same, since components are always vectors. Nobody
+    // else reads this block's sums of its own rows.
     template <int APART>
     __device__ __forceinline__ int first_column() const {
         return threadIdx.x % LANES * (APART == 1 ? 4 : 1);
@@ -143,7 +144,8 @@ struct GemmClusterSplit {
         const Ring<T> ring(shared);
         const int rank = cluster_rank<SPLIT>(), tiles = (m + T::M - 1) / T::M, summing = summing_warps(tiles);
         const OnlyTile<T> tile(m, n, blockIdx.x / SPLIT);
-        if (tile.is_done()) {  // of a batch of fewer rows, and so for the whole cluster
+        // A batch may have fewer rows than the grid is for. All blocks of a cluster have the same tile, so none waits here.
+        if (tile.is_done()) {
             pdl_wait_and_trigger();
             return;
         }
@@ -188,6 +190,7 @@ struct GemmClusterSplit {
         __syncthreads();  // nobody reads the stages any more
         if (consumer >= 0) sums.store(c, consumer);
         pdl_wait();
+        // Components have padding behind column n, which must be 0, so a vector may not be written whole there.
         const bool is_aligned = epilogue.is_aligned() && (!Epilogue::WRITES_COMPONENTS || n % 4 == 0);
         is_aligned ? sums.template finish<true>(rank, epilogue) : sums.template finish<false>(rank, epilogue);
         if (SPLIT > 1) cluster_synchronize<SPLIT>();  // others still read this block's sums

@@ -170,7 +170,7 @@ def test_clusters_share_k_where_tiles_leave_a_card_idle_over_many_terms() -> Non
 
 
 def test_blocks_that_share_k_have_a_multiprocessor_each() -> None:
-    """Of 784 by 512 at 64 rows there are 8 tiles."""
+    """64 rows of 512 columns are 8 tiles."""
     for multiprocessors, most in ((132, 8), (63, 4), (31, 2), (15, 0)):
         tile, _, _ = step_tile(BFLOAT16, 64, 512, 1 << 15, multiprocessors, "sm_90a", has_floats=False)
         split = tile.split if isinstance(tile, ClusterSplitTile) else 0
@@ -828,6 +828,14 @@ STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
 }
 
 
+def on_host(case: str, operand_format: OperandFormat) -> tuple[Epoch, HostProgram, list[str]]:
+    """An epoch of a step in the precision of a format, on sm_90a on the host; the names of kernels that multiply."""
+    precision = next(precision for precision, formats in OF_PRECISION.items() if operand_format in formats)
+    epoch = Epoch(*STEPS[case], rates=(0.1, 0.02), precision=precision)
+    host = HostProgram(epoch.plan, epoch.data, epoch.sampling, arch="sm_90a", multiprocessors=132)
+    return epoch, host, [launch.entry.name for shard in host.low.shards for launch in shard if launch.entry.products]
+
+
 @pytest.mark.usefixtures("everywhere")
 @pytest.mark.parametrize("operand_format", [BFLOAT16, BFLOAT16_PAIR, HALF_PAIR], ids=lambda each: each.name)
 @pytest.mark.parametrize("case", STEPS)
@@ -839,10 +847,7 @@ def test_an_epoch_on_narrow_tiles(
     monkeypatch.setattr(thresholds, "CLUSTERS_SHARE_ROWS", False)
     monkeypatch.setattr(thresholds, "CLUSTERS_SHARE_K", False)
     monkeypatch.setattr(thresholds, "SUMMED_TENTHS", 0 if sums_apart else 1 << 30)
-    precision = next(precision for precision, formats in OF_PRECISION.items() if operand_format in formats)
-    epoch = Epoch(*STEPS[case], rates=(0.1, 0.02), precision=precision)
-    host = HostProgram(epoch.plan, epoch.data, epoch.sampling, arch="sm_90a", multiprocessors=132)
-    made = [launch.entry.name for shard in host.low.shards for launch in shard if launch.entry.products]
+    epoch, host, made = on_host(case, operand_format)
     assert all(name.endswith(tuple(NEW)) for name in made)
     assert {name.rpartition("_")[2] for name in made} == {"64x16", "64x64"}
     names = [launch.entry.name for shard in host.low.shards for launch in (*shard, *host.low.finish)]
@@ -863,10 +868,7 @@ def test_an_epoch_whose_gradients_clusters_make(
     monkeypatch.setattr(thresholds, "CLUSTERS_SHARE_K", False)
     monkeypatch.setattr(thresholds, "CLUSTER_CLOCKS", -(10**6))
     monkeypatch.setattr(thresholds, "CLUSTER_BLOCK_CLOCKS", 10_000 if split == 2 else -10_000)
-    precision = next(precision for precision, formats in OF_PRECISION.items() if operand_format in formats)
-    epoch = Epoch(*STEPS["from product to product"], rates=(0.1, 0.02), precision=precision)
-    host = HostProgram(epoch.plan, epoch.data, epoch.sampling, arch="sm_90a", multiprocessors=132)
-    made = [launch.entry.name for shard in host.low.shards for launch in shard if launch.entry.products]
+    epoch, host, made = on_host("from product to product", operand_format)
     assert sum(name.endswith(f"64x64_by_{split}") for name in made) == 3
     check_epoch(epoch, host, operand_format, len(made))
 
@@ -877,13 +879,10 @@ def test_an_epoch_whose_gradients_clusters_make(
 def test_an_epoch_whose_clusters_share_k(
     split: int, operand_format: OperandFormat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full batch and one of two rows, of which most clusters have none."""
+    """A full batch and a smaller one."""
     monkeypatch.setattr(thresholds, "CLUSTER_PRODUCT_CLOCKS", -(10**6))
     monkeypatch.setattr(thresholds, "CLUSTER_BLOCK_CLOCKS", 10_000 if split == 2 else -10_000)
-    precision = next(precision for precision, formats in OF_PRECISION.items() if operand_format in formats)
-    epoch = Epoch(*STEPS["from product to product"], rates=(0.1, 0.02), precision=precision)
-    host = HostProgram(epoch.plan, epoch.data, epoch.sampling, arch="sm_90a", multiprocessors=132)
-    made = [launch.entry.name for shard in host.low.shards for launch in shard if launch.entry.products]
+    epoch, host, made = on_host("from product to product", operand_format)
     activations = [name for name in made if "forward" in name or "backward_input" in name]
     assert len(activations) == 5 and all(name.endswith(f"64x64_by_{split}") for name in activations)
     check_epoch(epoch, host, operand_format, len(made))

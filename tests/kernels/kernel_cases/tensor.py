@@ -909,17 +909,24 @@ def narrow_cases() -> Iterator[Case]:
             yield from _narrow_cases(tile)
 
 
-def _narrow_cases(tile: Sm90Tile) -> Iterator[Case]:
-    is_scaled = tile.operand_format.scaled
-    for rows, k, n in ((1, 1, 1), (64, 200, 48), (65, 127, 70), (130, 67, 129), (65, 70, 2 * tile.n + 3)):
-        yield tensor_forward(tile, "relu", whole(rows), normal(rows, k), normal(k, n))
-        yield tensor_backward_input(tile, "relu", whole(rows), normal(rows, k), normal(n, k))
+def _activation_cases(tile: GemmTile, borders: Sequence[tuple[int, int, int]], k: int) -> Iterator[Case]:
+    """Of products that make activations: tiles that end at ``borders``, rows, k and n; each epilogue; parts of a batch,
+    with ``k`` terms."""
+    for rows, terms, n in borders:
+        yield tensor_forward(tile, "relu", whole(rows), normal(rows, terms), normal(terms, n))
+        yield tensor_backward_input(tile, "relu", whole(rows), normal(rows, terms), normal(n, terms))
     for activation in ACTIVATIONS:
         yield tensor_forward(tile, activation, whole(3), 3 * normal(3, 5), normal(5, 6))
         yield tensor_backward_input(tile, activation, whole(3), normal(3, 6), normal(5, 6))
     for batch in batches(65):
-        yield tensor_forward(tile, "tanh", batch, normal(65, 33), normal(33, 35))
-        yield tensor_backward_input(tile, "tanh", batch, normal(65, 33), normal(35, 33))
+        yield tensor_forward(tile, "tanh", batch, normal(65, k), normal(k, 35))
+        yield tensor_backward_input(tile, "tanh", batch, normal(65, k), normal(35, k))
+
+
+def _narrow_cases(tile: Sm90Tile) -> Iterator[Case]:
+    is_scaled = tile.operand_format.scaled
+    borders = (1, 1, 1), (64, 200, 48), (65, 127, 70), (130, 67, 129), (65, 70, 2 * tile.n + 3)
+    yield from _activation_cases(tile, borders, 33)
     # So many slices that the ring comes round, and long enough that lo · lo is left out.
     k = 64 * (2 * tile.stages + 1)
     yield tensor_forward(tile, "identity", whole(70), normal(70, k), normal(k, 24))
@@ -973,15 +980,7 @@ def sharing_k_cases() -> Iterator[Case]:
     for operand_format in OPERAND_FORMATS:
         for tile in tiles_sharing_k(operand_format):
             long = 64 * (tile.split * tile.stages + 3)
-            for rows, k, n in ((1, 1, 1), (65, 127, 70), (130, 67, 129), (70, long, 68)):
-                yield tensor_forward(tile, "relu", whole(rows), normal(rows, k), normal(k, n))
-                yield tensor_backward_input(tile, "relu", whole(rows), normal(rows, k), normal(n, k))
-            for activation in ACTIVATIONS:
-                yield tensor_forward(tile, activation, whole(3), 3 * normal(3, 5), normal(5, 6))
-                yield tensor_backward_input(tile, activation, whole(3), normal(3, 6), normal(5, 6))
-            for batch in batches(65):
-                yield tensor_forward(tile, "tanh", batch, normal(65, 133), normal(133, 35))
-                yield tensor_backward_input(tile, "tanh", batch, normal(65, 133), normal(35, 133))
+            yield from _activation_cases(tile, ((1, 1, 1), (65, 127, 70), (130, 67, 129), (70, long, 68)), 133)
             if operand_format.scaled:
                 x, w = hard(33, 270), normal(270, 37)
                 yield tensor_forward(tile, "identity", whole(33), x, w)

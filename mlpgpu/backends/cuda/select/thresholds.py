@@ -214,16 +214,16 @@ CLUSTER_BLOCK_CLOCKS = 300
 CLUSTER_CLOCKS = 5000
 
 # True: in a step such clusters also share k of products that make activations, wherever that is counted to take less,
-# but where a loss ends the product.  Tiles of 64 by 16, which few rows and few columns have else, take each slice of k
-# one after another: 8192 by 408 at 128 rows in tf32 36 µs on an H100.
+# but where a loss ends the product.  Without them few rows and few columns have tiles of 64 by 16, each of which takes
+# its slices of k one after another: 8192 by 408 at 128 rows in tf32 takes 36 µs on an H100 so, and 17 by clusters.
 CLUSTERS_SHARE_K = True
 
-# What such a product takes beside its slices and what blocks read of each other; what a slice takes at least, by the
-# components of an operand; and how many tenths of what the second-level cache takes for the slices of all blocks, since
-# a block has fewer of two components in flight.  Of more blocks than multiprocessors 50 of 52 took no less time than
-# other tiles.  Fitted to 66 launches of fewer on an H100: 512 by 2048 at 100 rows in float32 12.4 -> 10.6 µs, 768 by
-# 6144 at 49 in bfloat16 15.4 -> 8.3, 512 by 3072 at 512 in tf32 15.1 -> 11.8; but 1024 by 1024 at 128 in tf32, which
-# stays with tiles of 64 by 16, 9.1 and 9.6.
+# What such a product takes beside its slices and what blocks read of each other.  What a slice takes at least, by the
+# components of an operand.  And by how many tenths that is more than the second-level cache takes for the slices of all
+# blocks: of two components a block has fewer slices in flight.  Fitted to 66 launches on an H100 that have no more
+# blocks than multiprocessors: 2048 by 512 at 100 rows in float32 12.4 -> 10.6 µs, 6144 by 768 at 49 in bfloat16 15.4 ->
+# 8.3, 3072 by 512 at 512 in tf32 15.1 -> 11.8; but 1024 by 1024 at 128 in tf32, which keeps tiles of 64 by 16, 9.1 and
+# 9.6.  Of 52 launches with more blocks 50 took no less time than other tiles, so no product has more.
 CLUSTER_PRODUCT_CLOCKS = 2000
 CLUSTER_PRODUCT_SLICE_CLOCKS = {1: 300, 2: 850}
 CLUSTER_PRODUCT_CACHE_TENTHS = {1: 10, 2: 15}

@@ -129,8 +129,8 @@ def gemm_tile(
 def step_tile(
     operand_format: OperandFormat, m: int, n: int, k: int, multiprocessors: int, arch: str, *, has_floats: bool
 ) -> tuple[GemmTile, int, str]:
-    """The tile on tensor cores of a product that makes activations of a step, what its slices are counted at, and why:
-    that of :func:`gemm_tile`, unless one whose clusters share k is counted to take less.
+    """The tile on tensor cores of a product that makes activations of a step, the clocks of its slices, and why: that
+    of :func:`gemm_tile`, unless one whose clusters share k is counted to take less.  Nothing is counted but on sm_90a.
 
     Args:
         has_floats: as :func:`product_clocks` says.
