@@ -6,6 +6,7 @@
 #pragma once
 
 #include "math/activations.cuh"
+#include "math/dropout.cuh"
 #include "gemm/simt.cuh"
 #include "dense/batch_rows.cuh"
 
@@ -28,11 +29,12 @@ struct StoreRows : RowsEpilogue {
     __device__ __forceinline__ void put(int row, int column, float value) const { to[offset(row, column)] = value; }
 };
 
-// z = C + b, y = f(z); z and b may be null.
+// z = C + b, y = f(z), or what a dropout leaves of it; z and b may be null.
 template <class Activation>
 struct ForwardRows : RowsEpilogue {
     const float* b;
     float *z, *y;
+    KeptElements kept;
     using Loaded = float;
     struct Made {
         float z, y;
@@ -41,45 +43,52 @@ struct ForwardRows : RowsEpilogue {
     __device__ __forceinline__ Made finish(float sum, Loaded bias) const { return {sum + bias, Activation::forward(sum + bias)}; }
     __device__ __forceinline__ void put(int row, int column, const Made& made) const {
         if (z) z[offset(row, column)] = made.z;
-        y[offset(row, column)] = made.y;
+        y[offset(row, column)] = kept.words ? kept(kept.has(offset(row, column)), made.y) : made.y;
     }
 };
 
-// dx = C ∘ f'(saved) · keep; `saved` may be null.
+// dx = C ∘ f'(saved · restore) · keep, of what a dropout `kept`; `saved` may be null.
 template <class Activation>
 struct BackwardInputRows : RowsEpilogue {
     const float* saved;
     float* dx;
-    float keep;
+    float keep, restore;
+    KeptElements kept;
     using Loaded = float;
     __device__ __forceinline__ Loaded load(int row, int column) const { return saved ? saved[offset(row, column)] : 0.0f; }
     __device__ __forceinline__ float finish(float sum, Loaded of) const {
-        return saved ? sum * (Activation::derivative(of) * keep) : sum;
+        return saved ? sum * (Activation::derivative(of * restore) * keep) : sum;
     }
-    __device__ __forceinline__ void put(int row, int column, float value) const { dx[offset(row, column)] = value; }
+    __device__ __forceinline__ void put(int row, int column, float value) const {
+        dx[offset(row, column)] = kept.words ? kept(kept.has(offset(row, column)), value) : value;
+    }
 };
 
-// z = x W + b, y = f(z).  z is null where f' takes y.
-// Grid: (row tiles, column tiles).
+// z = x W + b, y = f(z), or what a dropout leaves of it, whose elements are `kept`, which is null without one.  z is null
+// where f' takes y.  Grid: (row tiles, column tiles).
 template <class Activation, class T>
 __device__ __forceinline__ void dense_forward(const Step* step, int shard, int shards, const float* x, const int* order,
-                                              const float* w, const float* b, float* z, float* y, int k, int n) {
+                                              const float* w, const float* b, float* z, float* y, const uint32_t* kept,
+                                              float keep, int k, int n) {
     const Rows rows = shard_rows(step, shard, shards);
     const int m0 = blockIdx.x * T::M, n0 = blockIdx.y * T::N;
     if (m0 >= rows.count) return;
     const Operand<true> a = {first_input_row(rows, x, order, k), rows.count, k, k, row_indices(rows, order)};
     const Operand<false> weights = {w, n, k, n};
     const int64_t first = static_cast<int64_t>(rows.first) * n;
-    gemm_tile(T(), a, weights, m0, n0, 0, k, NoColumnSum(), ForwardRows<Activation>{{n}, b, z ? z + first : z, y + first});
+    gemm_tile(T(), a, weights, m0, n0, 0, k, NoColumnSum(),
+              ForwardRows<Activation>{{n}, b, z ? z + first : z, y + first, {kept, keep}});
 }
 
-// dx = (dz Wᵀ) ∘ f'(saved) · keep, f being the activation that made x; `saved` is null where there was none, or
-// where the derivative is applied later. Where a dropout follows a ReLU, `saved` is what is left of it, whose zeros are
-// those of both, and keep is 1 / (1 - rate); otherwise it is 1.  Grid: (row tiles, tiles of k).
+// dx = (dz Wᵀ) ∘ f'(saved · restore), f being the activation that made x; `saved` is null where there was none, or where the
+// derivative is applied later. Between f and W there may have been a dropout, by whose factor `keep` = 1 / (1 - rate) dx is
+// multiplied where its elements are `kept`; where f' takes y, what the dropout left of it is saved, and `restore` = 1 - rate
+// makes y of that. Of a ReLU the zeros of what is left are those of both, so that `kept` is null; keep and restore are 1 where
+// they are not needed.  Grid: (row tiles, tiles of k).
 template <class Activation, class T>
 __device__ __forceinline__ void dense_backward_input(const Step* step, int shard, int shards, const float* dz,
-                                                     const float* w, const float* saved, float* dx, float keep, int k,
-                                                     int n) {
+                                                     const float* w, const float* saved, float* dx, const uint32_t* kept,
+                                                     float keep, float restore, int k, int n) {
     const Rows rows = shard_rows(step, shard, shards);
     const int m0 = blockIdx.x * T::M, n0 = blockIdx.y * T::N;
     if (m0 >= rows.count) return;
@@ -87,7 +96,7 @@ __device__ __forceinline__ void dense_backward_input(const Step* step, int shard
     const Operand<true> weights = {w, k, n, n};
     const int64_t first = static_cast<int64_t>(rows.first) * k;
     gemm_tile(T(), a, weights, m0, n0, 0, n, NoColumnSum(),
-              BackwardInputRows<Activation>{{k}, saved ? saved + first : saved, dx + first, keep});
+              BackwardInputRows<Activation>{{k}, saved ? saved + first : saved, dx + first, kept ? 1.0f : keep, restore, {kept, keep}});
 }
 
 // dW = xᵀ dz (k, n) and db = Σ dz (n,) over the shard's rows, in order; db is null without a bias.

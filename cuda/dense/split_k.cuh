@@ -38,7 +38,8 @@ struct PartSum {
 
 template <class Activation>
 __device__ __forceinline__ void dense_forward_sum_partials(const Step* step, int shard, int shards, const float* partials,
-                                                  const float* b, float* z, float* y, int n, int count, int capacity) {
+                                                  const float* b, float* z, float* y, const uint32_t* kept, float keep,
+                                                  int n, int count, int capacity) {
     SHARED(float, shared);  // (warps, elements)
     const Rows rows = shard_rows(step, shard, shards);
     const int64_t first = static_cast<int64_t>(rows.first) * n, size = static_cast<int64_t>(rows.count) * n;
@@ -54,7 +55,8 @@ __device__ __forceinline__ void dense_forward_sum_partials(const Step* step, int
     const auto finish = [=](int64_t offset, float sum) {
         sum += b ? b[offset % n] : 0.0f;
         if (z) z[offset] = sum;
-        y[offset] = Activation::forward(sum);
+        sum = Activation::forward(sum);
+        y[offset] = kept ? KeptElements{kept, keep}(KeptElements{kept, keep}.has(offset - first), sum) : sum;
     };
     if (size >= PartSum::MANY) {
         for (int64_t i = blockIdx.x * static_cast<int64_t>(PartSum::THREADS) + threadIdx.x; i < size;

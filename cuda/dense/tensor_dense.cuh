@@ -16,7 +16,8 @@
 
 namespace mlpgpu {
 
-// z = C + b, y = f(z). `y_components` receive y as bfloat16, with rows of 0 from `rows` on. Null outputs are skipped.
+// z = C + b, y = f(z), or what a dropout leaves of it. `y_components` receive y as bfloat16, with rows of 0 from `rows` on.
+// Null outputs are skipped.
 template <class Format, class Activation>
 struct ForwardEpilogue {
     const float* b;  // (n,)
@@ -24,11 +25,12 @@ struct ForwardEpilogue {
     float* y;        // (rows, n)
     uint16_t* y_components;
     int64_t y_stride;
+    KeptElements dropout;
     int rows, n;
 
     __device__ __forceinline__ void begin() {}
     __device__ __forceinline__ bool is_aligned() const {
-        return is_vectored_or_null(b, n) && is_vectored_or_null(z, n) && is_vectored_or_null(y, n);
+        return is_vectored_or_null(b, n) && is_vectored_or_null(z, n) && is_vectored_or_null(y, n) && dropout.has_quads(n);
     }
 
     using Read = float4;
@@ -37,19 +39,24 @@ struct ForwardEpilogue {
         return b ? load_row<ALIGNED, APART>(b, n, column) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
     template <bool ALIGNED, int APART = 1>
-    __device__ __forceinline__ void write(int row, int column, const float4& value, const Read& bias) const {
+    __device__ __forceinline__ uint32_t kept(int row, int column) const {
+        return dropout.words && row < rows ? dropout.of_quad<ALIGNED, APART>(static_cast<int64_t>(row) * n, column, n) : 0;
+    }
+    template <bool ALIGNED, int APART = 1>
+    __device__ __forceinline__ void write(int row, int column, const float4& value, const Read& bias, uint32_t kept) const {
         float4 sum = make_float4(value.x + bias.x, value.y + bias.y, value.z + bias.z, value.w + bias.w);
         const int64_t offset = static_cast<int64_t>(row) * n;
         if (z && row < rows) store_row<ALIGNED, APART>(z + offset, n, column, sum);
         sum = make_float4(Activation::forward(sum.x), Activation::forward(sum.y), Activation::forward(sum.z),
                           Activation::forward(sum.w));
+        if (dropout.words) dropout.drop(kept, sum);
         if (y && row < rows) store_row<ALIGNED, APART>(y + offset, n, column, sum);
         if (WRITES_COMPONENTS && y_components) store_padded<Format, ALIGNED, APART>(y_components, y_stride, row, rows, column, n, sum);
     }
     __device__ __forceinline__ void columns(int, int, int, int) const {}
     __device__ __forceinline__ float* column_partials() const { return nullptr; }
 
-    static constexpr bool WRITES_COMPONENTS = !Format::SCALED, READS_COMPONENTS = false, HAS_ROW_OPERAND = false;
+    static constexpr bool WRITES_COMPONENTS = !Format::SCALED, READS_COMPONENTS = false, HAS_ROW_OPERAND = false, MAY_DROP = true;
     using Row = NoRowOperand;
     __device__ __forceinline__ bool is_components_alone() const { return y_components && !y && !z; }
     __device__ __forceinline__ const uint16_t* saved() const { return nullptr; }
@@ -65,19 +72,20 @@ struct ForwardEpilogue {
     }
 };
 
-// z = x W + b, y = f(z). Components of y are stored if the format has no scales.
+// z = x W + b, y = f(z), or what a dropout leaves of it, whose elements are `kept`, which is null without one. Components of y
+// are stored if the format has no scales.
 template <class Product, class Activation>
 __device__ __forceinline__ void tensor_forward(const Step* step, int shard, int shards,
                                                typename Product::Source x_components, int64_t x_stride,
                                                typename Product::Source w_components, const int* x_row_scales,
                                                const int* w_column_scales, const float* x, const float* w, const float* b,
-                                               float* z, float* y, uint16_t* y_components, int64_t y_stride, int prefetch,
-                                               int k, int n) {
+                                               float* z, float* y, uint16_t* y_components, int64_t y_stride,
+                                               const uint32_t* kept, float keep, int prefetch, int k, int n) {
     const Rows rows = shard_rows(step, shard, shards);
     const int64_t first = rows.first;
     const int pitch_k = padded_columns(k), pitch_n = padded_columns(n);
     const ForwardEpilogue<typename Product::Format, Activation> end = {
-        b, z ? z + first * n : z, y ? y + first * n : y, y_components, y_stride, rows.count, n};
+        b, z ? z + first * n : z, y ? y + first * n : y, y_components, y_stride, {kept, keep}, rows.count, n};
     const auto multiply = [&](int written, const auto& epilogue) {
         Product::template multiply<true, false>(x_components, x_stride, pitch_k, w_components, padded_rows(k) * pitch_n, pitch_n,
                                                 written, n, k, prefetch, epilogue);
@@ -89,8 +97,8 @@ __device__ __forceinline__ void tensor_forward(const Step* step, int shard, int 
         multiply(y_components ? padded_rows(rows.count) : rows.count, epilogue_of(Unscaled(), end));
 }
 
-// dx = C ∘ f'(saved) · keep (dense/dense.cuh), where `saved` is an array or bfloat16 components, or neither; `dx_components`
-// as above.
+// dx = C ∘ f'(saved · restore) · keep, of what a dropout keeps (dense/dense.cuh), where `saved` is an array or bfloat16
+// components, or neither; `dx_components` as above.
 template <class Format, class Activation>
 struct BackwardInputEpilogue {
     const float* saved_array;      // (rows, k)
@@ -98,18 +106,20 @@ struct BackwardInputEpilogue {
     float* dx;                     // (rows, k)
     uint16_t* dx_components;
     int64_t dx_stride;  // also of the saved components
-    float keep;
+    float keep, restore;
+    KeptElements dropout;
     int rows, k;
 
-    static constexpr bool WRITES_COMPONENTS = !Format::SCALED, READS_COMPONENTS = WRITES_COMPONENTS, HAS_ROW_OPERAND = false;
+    static constexpr bool WRITES_COMPONENTS = !Format::SCALED, READS_COMPONENTS = WRITES_COMPONENTS;
+    static constexpr bool HAS_ROW_OPERAND = false, MAY_DROP = true;
     using Row = NoRowOperand;
 
     __device__ __forceinline__ void begin() {}
     __device__ __forceinline__ bool is_aligned() const {
-        return is_vectored_or_null(saved_array, k) && is_vectored_or_null(dx, k);
+        return is_vectored_or_null(saved_array, k) && is_vectored_or_null(dx, k) && dropout.has_quads(k);
     }
 
-    __device__ __forceinline__ float slope(float of) const { return Activation::derivative(of) * keep; }
+    __device__ __forceinline__ float slope(float of) const { return Activation::derivative(of * restore) * keep; }
 
     // The words of a quad as they lie in the array, or in the components.
     struct Read {
@@ -132,7 +142,11 @@ struct BackwardInputEpilogue {
         return found;
     }
     template <bool ALIGNED, int APART = 1>
-    __device__ __forceinline__ void write(int row, int column, float4 value, const Read& read) const {
+    __device__ __forceinline__ uint32_t kept(int row, int column) const {
+        return dropout.words && row < rows ? dropout.of_quad<ALIGNED, APART>(static_cast<int64_t>(row) * k, column, k) : 0;
+    }
+    template <bool ALIGNED, int APART = 1>
+    __device__ __forceinline__ void write(int row, int column, float4 value, const Read& read, uint32_t kept) const {
         if (saved_array || (WRITES_COMPONENTS && saved_components)) {
             const uint2 (&words)[2] = read.quad.words;
             float4 of = make_float4(__uint_as_float(words[0].x), __uint_as_float(words[0].y),
@@ -146,6 +160,7 @@ struct BackwardInputEpilogue {
             value.x *= slope(of.x), value.y *= slope(of.y);
             value.z *= slope(of.z), value.w *= slope(of.w);
         }
+        if (dropout.words) dropout.drop(kept, value);
         if (dx && row < rows) store_row<ALIGNED, APART>(dx + static_cast<int64_t>(row) * k, k, column, value);
         if (WRITES_COMPONENTS && dx_components)
             store_padded<Format, ALIGNED, APART>(dx_components, dx_stride, row, rows, column, k, value);
@@ -166,21 +181,22 @@ struct BackwardInputEpilogue {
     }
 };
 
-// dx = (dz Wᵀ) ∘ f'(saved) · keep, f being the activation that made x; components of dx and of what is saved as of y above.
+// dx = (dz Wᵀ) ∘ f'(saved · restore) · keep, f being the activation that made x, and of what a dropout kept, as
+// dense/dense.cuh has it; components of dx and of what is saved as of y above.
 template <class Product, class Activation>
 __device__ __forceinline__ void tensor_backward_input(const Step* step, int shard, int shards,
                                                       typename Product::Source dz_components, int64_t dz_stride,
                                                       typename Product::Source w_components, const int* dz_row_scales,
                                                       const int* w_row_scales, const float* dz, const float* w,
                                                       const float* saved, const uint16_t* saved_components, float* dx,
-                                                      uint16_t* dx_components, int64_t dx_stride, float keep, int prefetch,
-                                                      int k, int n) {
+                                                      uint16_t* dx_components, int64_t dx_stride, const uint32_t* kept,
+                                                      float keep, float restore, int prefetch, int k, int n) {
     const Rows rows = shard_rows(step, shard, shards);
     const int64_t first = rows.first;
     const int pitch = padded_columns(n);
     const BackwardInputEpilogue<typename Product::Format, Activation> end = {
-        saved ? saved + first * k : saved, saved_components, dx ? dx + first * k : dx, dx_components, dx_stride, keep,
-        rows.count, k};
+        saved ? saved + first * k : saved, saved_components, dx ? dx + first * k : dx, dx_components, dx_stride,
+        kept ? 1.0f : keep, restore, {kept, keep}, rows.count, k};
     const auto multiply = [&](int written, const auto& epilogue) {
         Product::template multiply<true, true>(dz_components, dz_stride, pitch, w_components, padded_rows(k) * pitch, pitch,
                                                written, k, n, prefetch, epilogue);

@@ -75,7 +75,7 @@ struct LossEpilogue {
     __device__ __forceinline__ float* column_partials() const { return nullptr; }
 
     // Pairs.
-    static constexpr bool WRITES_COMPONENTS = true, READS_COMPONENTS = false, HAS_ROW_OPERAND = true;
+    static constexpr bool WRITES_COMPONENTS = true, READS_COMPONENTS = false, HAS_ROW_OPERAND = true, MAY_DROP = false;
     __device__ __forceinline__ bool is_components_alone() const { return true; }
     __device__ __forceinline__ const uint16_t* saved() const { return nullptr; }
     __device__ __forceinline__ uint16_t* components() const { return deltas; }

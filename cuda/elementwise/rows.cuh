@@ -137,6 +137,40 @@ struct DroppedRows {
     }
 };
 
+// A dropout whose elements are drawn for products that end with it: of a layer, n wide; its words begin `begin` behind those
+// of the first one.
+struct DrawnDropout {
+    int layer, n;
+    uint32_t least;
+    int begin;
+};
+
+// kept (steps, words) = which elements of a shard's rows `count` dropouts keep, as KeptElements of math/dropout.cuh have them.
+// Grid: (a thread for each word of a step, steps).
+__device__ __forceinline__ void draw_dropouts(const Step* step, int shard, int shards, const int* described, int count,
+                                              uint32_t* kept, int words, uint64_t seed) {
+    constexpr int OF_WORD = KeptElements::OF_WORD;
+    pdl_wait_and_trigger();
+    const int word = blockIdx.x * blockDim.x + threadIdx.x;
+    if (word >= words) return;
+    const DrawnDropout* of = reinterpret_cast<const DrawnDropout*>(described);
+    for (int i = 1; i < count && word >= of[1].begin; ++i) ++of;
+    const Rows rows = shard_rows(step + blockIdx.y, shard, shards);
+    const int64_t in_shard = static_cast<int64_t>(word - of->begin) * OF_WORD;
+    if (in_shard >= static_cast<int64_t>(rows.count) * of->n) return;
+    const int64_t first = static_cast<int64_t>(rows.first) * of->n + in_shard;
+    const int before = static_cast<int>(first % DROPOUT_BLOCK);  // elements of the first block that are not the word's
+    uint64_t bits = 0;
+#pragma unroll
+    for (int i = 0; i <= OF_WORD; i += DROPOUT_BLOCK) {
+        if (i == OF_WORD && before == 0) continue;
+        const DropoutWords drawn = dropout_words(seed, step[blockIdx.y].number, of->layer, (first + i) / DROPOUT_BLOCK);
+#pragma unroll
+        for (int q = 0; q < DROPOUT_BLOCK; ++q) bits |= static_cast<uint64_t>(drawn[q] >= of->least) << (i + q);
+    }
+    kept[static_cast<int64_t>(blockIdx.y) * words + word] = static_cast<uint32_t>(bits >> before);
+}
+
 // y = x · mask · keep. In the backward pass x is a delta, and y = x · mask · keep ∘ f'(saved) unless `saved` is null. Half word
 // (row in batch · n + column) of the layer's step decides (math/dropout.cuh), so that nothing is stored between the passes. The
 // kernel stores y as floats, as `component_count` components of bfloat16, or as both: the form that nobody reads is null.

@@ -134,7 +134,8 @@ __device__ __forceinline__ void column_head(const Step* step, int shard, int sha
                                             const float* w, const float* b, Source targets, const float* weights,
                                             const float* mean, const float* scale, float* delta, double* sums,
                                             unsigned* arrived, double* totals, double* losses, const float* saved,
-                                            int activation, float keep, float* dx, uint16_t* dx_components, int64_t dx_stride,
+                                            int activation, const uint32_t* kept, float keep, float restore, float* dx,
+                                            uint16_t* dx_components, int64_t dx_stride,
                                             int dx_component_count, int* dx_row_scales, int k, int n) {
     SHARED(float, staged);
     float* const partial = staged + T::ROOM;    // (ROWS, THREADS)
@@ -208,7 +209,9 @@ __device__ __forceinline__ void column_head(const Step* step, int shard, int sha
     const bool is_padding = dx_components && rows <= 0 && row0 < padded_rows(shard_of.count);
     if (!has_dx && !is_padding) return;
     uint16_t* const of_block = dx_components ? dx_components + static_cast<int64_t>(row0) * padded_columns(k) : nullptr;
-    const HeadInputGradient gradient = {dx ? dx + first * k : nullptr, of_block, dx_stride, dx_component_count, rows, k};
+    const HeadInputGradient gradient = {dx ? dx + first * k : nullptr, of_block, dx_stride, dx_component_count, rows, k,
+                                        {kept, keep}, static_cast<int64_t>(row0) * k};
+    const float factor = kept ? 1.0f : keep;
     int tops[Vectors::ROWS];
 #pragma unroll
     for (int& top : tops) top = NO_EXPONENT;
@@ -233,10 +236,13 @@ __device__ __forceinline__ void column_head(const Step* step, int shard, int sha
                 for (int i = 0; i < 4 * Vectors::ROWS; ++i) sum[i] = fmaf(of_delta[i / 4], of_column[i % 4], sum[i]);
             }
             if (saved && has_dx) {
+#pragma unroll
+                for (int i = 0; i < 4 * Vectors::ROWS; ++i) slopes[i] *= restore;
                 Activations::derivatives(activation, slopes);
 #pragma unroll
-                for (int i = 0; i < 4 * Vectors::ROWS; ++i) sum[i] *= slopes[i] * keep;
+                for (int i = 0; i < 4 * Vectors::ROWS; ++i) sum[i] *= slopes[i] * factor;
             }
+            if (kept) gradient.drop<Vectors::ROWS, 4>(sum, vectors.row, k0 + at);
 #pragma unroll
             for (int i = 0; dx_row_scales && i < 4 * Vectors::ROWS; ++i)
                 if (sum[i] != 0.0f) tops[i / 4] = max(tops[i / 4], max(exponent_of(sum[i]), NO_EXPONENT + 1));

@@ -10,6 +10,7 @@
 #include "common/step.cuh"
 #include "common/vectors.cuh"
 #include "gemm/operand_formats.cuh"
+#include "math/dropout.cuh"
 #include "math/losses.cuh"
 #include "math/teams.cuh"
 
@@ -191,6 +192,21 @@ struct HeadInputGradient {
     uint16_t* components;   // likewise
     int64_t component_stride;
     int component_count, rows, k;
+    KeptElements dropout;
+    int64_t first;  // element of the shard's dx
+
+    // Drops what a dropout does of columns `column` to `column` + 3 of ROWS rows, PITCH apart in `values`, from the block's row
+    // `row` on.
+    template <int ROWS, int PITCH>
+    __device__ __forceinline__ void drop(float* values, int row, int column) const {
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            if (row + r >= rows || column >= k) continue;
+            const uint32_t bits = dropout.from(first + static_cast<int64_t>(row + r) * k + column);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) values[r * PITCH + i] = dropout(bits >> i & 1, values[r * PITCH + i]);
+        }
+    }
 
     // Stores columns `column` to `column` + 3 of ROWS rows, PITCH apart in `values`, from the block's row `row` on.
     // Components are 0 in rows that do not exist.
@@ -231,9 +247,9 @@ struct HeadInputGradient {
     }
 };
 
-// z = x W + b, the loss of the rows (math/losses.cuh) and delta (B, n); and dx = (delta Wᵀ) ∘ f'(saved) · keep
-// (dense/dense.cuh), where `activation` is the number of f, which made x, and `saved` is null if there was none. dx is
-// stored as floats, as bfloat16 components (gemm/operand_formats.cuh), or not at all: null outputs are skipped.
+// z = x W + b, the loss of the rows (math/losses.cuh) and delta (B, n); and dx = (delta Wᵀ) ∘ f'(saved · restore) · keep, of
+// what a dropout kept (dense/dense.cuh), where `activation` is the number of f, which made x, and `saved` is null if there was
+// none. dx is stored as floats, as bfloat16 components (gemm/operand_formats.cuh), or not at all: null outputs are skipped.
 // `dx_row_scales` (rows,) receive its exponents.
 // Grid: one block for every ROWS rows of the capacity, or of the capacity padded if there are components.
 template <class Loss, class Target, class Source>
@@ -241,7 +257,8 @@ __device__ __forceinline__ void head(const Step* step, int shard, int shards, co
                                      const float* w, const float* b, Source targets, const float* weights,
                                      const float* mean, const float* scale, float* delta, double* sums,
                                      unsigned* arrived, double* totals, double* losses, const float* saved,
-                                     int activation, float keep, float* dx, uint16_t* dx_components, int64_t dx_stride,
+                                     int activation, const uint32_t* kept, float keep, float restore, float* dx,
+                                     uint16_t* dx_components, int64_t dx_stride,
                                      int dx_component_count, int* dx_row_scales, int k, int n) {
     using T = Head;
     SHARED(float, staged);
@@ -301,7 +318,9 @@ __device__ __forceinline__ void head(const Step* step, int shard, int shards, co
     const bool is_padding = dx_components && rows <= 0 && row0 < padded_rows(shard_of.count);
     if (!((dx || dx_components) && rows > 0) && !is_padding) return;
     uint16_t* const of_block = dx_components ? dx_components + static_cast<int64_t>(row0) * padded_columns(k) : nullptr;
-    const HeadInputGradient gradient = {dx ? dx + first * k : nullptr, of_block, dx_stride, dx_component_count, rows, k};
+    const HeadInputGradient gradient = {dx ? dx + first * k : nullptr, of_block, dx_stride, dx_component_count, rows, k,
+                                        {kept, keep}, static_cast<int64_t>(row0) * k};
+    const float factor = kept ? 1.0f : keep;
     int tops[T::ROWS_PER_LANE];
 #pragma unroll
     for (int& top : tops) top = NO_EXPONENT;
@@ -324,10 +343,15 @@ __device__ __forceinline__ void head(const Step* step, int shard, int shards, co
         }
         if (saved && !(is_whole && saved == x)) thread.load(saved + first * k, rows, k, k0, values);
         if (saved) {
+#pragma unroll
+            for (int i = 0; i < HeadThread::COUNT; ++i) values[i] *= restore;
             Activations::derivatives(activation, values);
 #pragma unroll
-            for (int i = 0; i < HeadThread::COUNT; ++i) sum[i] *= values[i] * keep;
+            for (int i = 0; i < HeadThread::COUNT; ++i) sum[i] *= values[i] * factor;
         }
+#pragma unroll
+        for (int v = 0; kept && v < HeadThread::VECTORS; ++v)
+            gradient.drop<T::ROWS_PER_LANE, T::PER_LANE>(sum + 4 * v, thread.row0, k0 + thread.offset(v));
         if (dx_row_scales) {
 #pragma unroll
             for (int i = 0; i < HeadThread::COUNT; ++i) {

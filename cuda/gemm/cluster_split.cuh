@@ -93,6 +93,7 @@ struct SharedSums {
         constexpr int MOST = !HAS_SCALES ? (IS_LARGE ? 2 : 4) : T::COMPONENTS > 1 ? 2 : 1, GROUP = QUADS < MOST ? QUADS : MOST;
         Read read[GROUP];
         Scales scales[GROUP];
+        uint32_t kept[GROUP];
         const bool takes_part = static_cast<int>(threadIdx.x) < ROWS * LANES;  // whole warps do
         constexpr int APART = ALIGNED || Epilogue::READS_COMPONENTS ? 1 : LANES;
         const int to = n0 + first_column<APART>();
@@ -104,6 +105,7 @@ struct SharedSums {
                 const int row = m0 + row_of(first + i, rank), j = n0 + column();
                 read[i] = inside(first + i, to) ? epilogue.template read<ALIGNED, APART>(row, to) : Read();
                 scales[i] = inside(first + i, j) ? epilogue.scales(row, j) : Scales();
+                kept[i] = inside(first + i, to) ? epilogue.template kept<ALIGNED, APART>(row, to) : 0;
             }
         };
         load(0);
@@ -117,7 +119,7 @@ struct SharedSums {
                 float4 quad = total(first + i, rank);
                 epilogue.rescale(row, n0 + column(), quad, scales[i]);
                 if (APART > 1) quad = spread(first + i, rank, quad);
-                if (inside(first + i, to)) epilogue.template write<ALIGNED, APART>(row, to, quad, read[i]);
+                if (inside(first + i, to)) epilogue.template write<ALIGNED, APART>(row, to, quad, read[i], kept[i]);
             }
         }
     }

@@ -9,9 +9,10 @@
 //     scales(row, column)                      loads what rescale() needs, so that the loads of several quads overlap
 //     rescale(row, column, sum, scales)        makes elements of C of the sums; whole warps call it at once, outside C with
 //                                              scales of 0
-//     write<ALIGNED>(row, column, value, read) finishes a quad that begins inside C and may end beyond its last column;
-//                                              read<false, APART>() and write<false, APART>() take one whose columns are so
-//                                              far apart
+//     kept<ALIGNED>(row, column)               loads which elements of a quad a dropout keeps, if it MAY_DROP some
+//     write<ALIGNED>(row, column, value, read, kept)
+//                                              finishes a quad that begins inside C and may end beyond its last column;
+//                                              read, kept and write<false, APART>() take one whose columns are so far apart
 //     columns(first, count, thread, threads)   does what is done once per column, by `threads` threads of the blocks that
 //                                              compute C's first rows
 //     column_partials()                        where gemm/gemm_sm90.cuh stores partial sums of B's columns, or null
@@ -22,6 +23,7 @@
 //     component_stride(), filled()             elements from one component to the next; rows from which on components are 0
 //     column_operands(column, operands)        loads what pairs of columns need that lie eight apart
 //     pair(sum, column_operand, saved)         finishes a pair, given the numbers that the saved components stand for
+//     dropout()                                which elements of C a dropout keeps that comes last, if it MAY_DROP some
 // If HAS_ROW_OPERAND, it reads no components, but state of a row and one number per element:
 //     row(row, column)                         the state of a row, given a lane's first column of a tile
 //     load_row_operand(row, column)            loads the numbers of a pair
@@ -31,6 +33,7 @@
 
 #include "common/reduce.cuh"
 #include "math/activations.cuh"
+#include "math/dropout.cuh"
 #include "gemm/operand_formats.cuh"
 
 namespace mlpgpu {
@@ -184,7 +187,7 @@ __device__ __forceinline__ void load_column_pairs(const float* of, int n, int co
 
 // An epilogue that neither reads nor writes components.
 struct NoComponents {
-    static constexpr bool WRITES_COMPONENTS = false, READS_COMPONENTS = false, HAS_ROW_OPERAND = false;
+    static constexpr bool WRITES_COMPONENTS = false, READS_COMPONENTS = false, HAS_ROW_OPERAND = false, MAY_DROP = false;
     using Row = NoRowOperand;
     __device__ __forceinline__ bool is_components_alone() const { return false; }
 
@@ -209,9 +212,16 @@ struct Epilogue {
     __device__ __forceinline__ void rescale(int row, int column, float4& sum, const Scales& scales) const {
         sums.rescale(row, column, sum, scales);
     }
+    static constexpr bool MAY_DROP = Values::MAY_DROP;
+    template <bool ALIGNED, int APART = 1>
+    __device__ __forceinline__ uint32_t kept(int row, int column) const {
+        if constexpr (MAY_DROP) return values.template kept<ALIGNED, APART>(row, column);
+        return 0;
+    }
     template <bool ALIGNED, int... APART>
-    __device__ __forceinline__ void write(int row, int column, const float4& value, const Read& read) const {
-        values.template write<ALIGNED, APART...>(row, column, value, read);
+    __device__ __forceinline__ void write(int row, int column, const float4& value, const Read& read, uint32_t kept) const {
+        if constexpr (MAY_DROP) values.template write<ALIGNED, APART...>(row, column, value, read, kept);
+        else values.template write<ALIGNED, APART...>(row, column, value, read);
     }
     __device__ __forceinline__ void columns(int first, int count, int thread, int threads) const {
         values.columns(first, count, thread, threads);
@@ -223,6 +233,7 @@ struct Epilogue {
     __device__ __forceinline__ const uint16_t* saved() const { return values.saved(); }
     __device__ __forceinline__ uint16_t* components() const { return values.components(); }
     __device__ __forceinline__ int64_t component_stride() const { return values.component_stride(); }
+    __device__ __forceinline__ const KeptElements& dropout() const { return values.dropout; }
     __device__ __forceinline__ int filled() const { return values.filled(); }
     template <int COUNT>
     __device__ __forceinline__ void column_operands(int column, float2 (&operands)[COUNT]) const {

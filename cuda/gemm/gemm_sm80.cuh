@@ -88,10 +88,12 @@ __device__ __forceinline__ void finish_fragments(const float (&c)[T::FRAGMENTS_M
             const auto inside = [&](int q) { return row < rows && column(q) < columns; };
             Read read[QUADS];
             Scales scales[QUADS];
+            uint32_t kept[QUADS];
 #pragma unroll
             for (int q = 0; q < QUADS; ++q)
                 read[q] = inside(q) ? epilogue.template read<ALIGNED>(row, column(q)) : Read(),
-                scales[q] = inside(q) ? epilogue.scales(row, column(q)) : Scales();
+                scales[q] = inside(q) ? epilogue.scales(row, column(q)) : Scales(),
+                kept[q] = inside(q) ? epilogue.template kept<ALIGNED>(row, column(q)) : 0;
 #pragma unroll
             for (int q = 0; q < QUADS; ++q) {
                 const float* const left = c[i][2 * q] + 2 * half;
@@ -100,7 +102,7 @@ __device__ __forceinline__ void finish_fragments(const float (&c)[T::FRAGMENTS_M
                 const float y = __shfl_xor_sync(WARP_ALL, odd ? left[1] : right[1], 1);
                 float4 quad = odd ? make_float4(x, y, right[0], right[1]) : make_float4(left[0], left[1], x, y);
                 epilogue.rescale(row, column(q), quad, scales[q]);
-                if (inside(q)) epilogue.template write<ALIGNED>(row, column(q), quad, read[q]);
+                if (inside(q)) epilogue.template write<ALIGNED>(row, column(q), quad, read[q], kept[q]);
             }
         }
 }

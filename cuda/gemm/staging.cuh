@@ -71,6 +71,12 @@ struct StagedEpilogue {
         return epilogue.template read<Quads::ALIGNED, Quads::APART>(m0 + row_in_piece(i), column<Quads>(piece));
     }
 
+    template <class Quads>
+    __device__ __forceinline__ uint32_t kept(int piece, int i) const {
+        if (!Epilogue::MAY_DROP || !inside<Quads>(piece, i)) return 0;
+        return epilogue.template kept<Quads::ALIGNED, Quads::APART>(m0 + row_in_piece(i), column<Quads>(piece));
+    }
+
     // Sums are rescaled as quads of neighbours.
     __device__ __forceinline__ Scales scales(int piece, int i) const {
         return inside<Neighbours>(piece, i) ? epilogue.scales(m0 + row_in_piece(i), column<Neighbours>(piece)) : Scales();
@@ -86,7 +92,8 @@ struct StagedEpilogue {
     }
 
     template <class Quads>
-    __device__ __forceinline__ void finish(float* staging, int piece, int i, const Read& read, const Scales& scales) const {
+    __device__ __forceinline__ void finish(float* staging, int piece, int i, const Read& read, const Scales& scales,
+                                           uint32_t kept) const {
         const int row = m0 + row_in_piece(i);
         float* const staged = staging + row_in_piece(i) * PITCH;
         float4* const neighbours = reinterpret_cast<float4*>(staged + threadIdx.x % LANES * 4);
@@ -100,7 +107,7 @@ struct StagedEpilogue {
             const float* const from = staged + threadIdx.x % LANES;
             quad = make_float4(from[0], from[LANES], from[2 * LANES], from[3 * LANES]);
         }
-        if (inside<Quads>(piece, i)) epilogue.template write<Quads::ALIGNED, Quads::APART>(row, column<Quads>(piece), quad, read);
+        if (inside<Quads>(piece, i)) epilogue.template write<Quads::ALIGNED, Quads::APART>(row, column<Quads>(piece), quad, read, kept);
     }
 
     __device__ __forceinline__ void run(const float (&c)[T::COUNT], float* staging) const {
@@ -124,10 +131,13 @@ struct StagedEpilogue {
     __device__ __forceinline__ void run_unrolled(const float (&c)[T::COUNT], float* staging) const {
 #pragma unroll
         for (int piece = 0; piece < PIECES; ++piece) {
+            uint32_t kept_of_piece[QUADS];
+#pragma unroll
+            for (int i = 0; i < QUADS; ++i) kept_of_piece[i] = kept<Vectors>(piece, i);
             stage(c + piece * (WIDTH / 2), staging);
             __syncwarp();
 #pragma unroll
-            for (int i = 0; i < QUADS; ++i) finish<Vectors>(staging, piece, i, prefetched[piece][i], Scales());
+            for (int i = 0; i < QUADS; ++i) finish<Vectors>(staging, piece, i, prefetched[piece][i], Scales(), kept_of_piece[i]);
             __syncwarp();
         }
     }
@@ -167,8 +177,9 @@ struct StagedEpilogue {
             for (int d = 0; d < DEEP; ++d) {
                 const int piece = first / QUADS + d, begin = first % QUADS;
                 Scales scales_of_group[GROUP];
+                uint32_t kept_of_group[GROUP];
 #pragma unroll
-                for (int i = 0; i < GROUP; ++i) scales_of_group[i] = scales(piece, begin + i);
+                for (int i = 0; i < GROUP; ++i) scales_of_group[i] = scales(piece, begin + i), kept_of_group[i] = kept<Quads>(piece, begin + i);
                 if (begin == 0) {
                     __syncwarp();  // all lanes have read the piece before
                     stage_piece(c, piece, staging);
@@ -176,7 +187,7 @@ struct StagedEpilogue {
                 }
 #pragma unroll 1
                 for (int i = 0; i < GROUP; ++i)
-                    finish<Quads>(staging, piece, begin + i, pick(loaded[d], i), pick(scales_of_group, i));
+                    finish<Quads>(staging, piece, begin + i, pick(loaded[d], i), pick(scales_of_group, i), pick(kept_of_group, i));
             }
         }
         __syncwarp();
@@ -197,12 +208,15 @@ struct StagedEpilogue {
             __syncwarp();
 #pragma unroll 1
             for (int first = 0; first < QUADS; first += GROUP) {
-#pragma unroll
-                for (int i = 0; i < GROUP; ++i)
-                    if (!LOADS_NEXT) loaded[i] = read<Quads>(piece, first + i);
+                uint32_t kept_of_group[GROUP];
 #pragma unroll
                 for (int i = 0; i < GROUP; ++i) {
-                    finish<Quads>(staging, piece, first + i, loaded[i], Scales());
+                    if (!LOADS_NEXT) loaded[i] = read<Quads>(piece, first + i);
+                    kept_of_group[i] = kept<Quads>(piece, first + i);
+                }
+#pragma unroll
+                for (int i = 0; i < GROUP; ++i) {
+                    finish<Quads>(staging, piece, first + i, loaded[i], Scales(), kept_of_group[i]);
                     if (LOADS_NEXT && piece + 1 < PIECES) loaded[i] = read<Quads>(piece + 1, i);
                 }
             }
@@ -291,6 +305,22 @@ struct StagedComponents<T, Epilogue, true> {
         epilogue.column_operands(pair_column(piece, 0), column_operand);
     }
 
+    // Which elements a dropout keeps of the pairs of a lane's two rows.
+    static constexpr bool MAY_DROP = Epilogue::MAY_DROP;
+    static constexpr int KEPT_WORDS = ceil_div(WIDTH, KeptElements::OF_WORD);
+    __device__ __forceinline__ void read_kept(int piece, uint32_t (&kept)[2][KEPT_WORDS]) const {
+#pragma unroll
+        for (int i = 0; i < 2 * KEPT_WORDS; ++i) {
+            const int row = m0 + threadIdx.x % WARP / 4 + i % 2 * 8, from = pair_column(piece, i / 2 * KeptElements::OF_WORD / 8);
+            const bool is_inside = row < epilogue.filled() && from < n;
+            kept[i % 2][i / 2] = is_inside ? epilogue.dropout().from(static_cast<int64_t>(row) * n + from) : 0;
+        }
+    }
+    __device__ __forceinline__ float2 dropped(const uint32_t (&kept)[2][KEPT_WORDS], int i, const float2& pair) const {
+        const uint32_t bits = kept[i % 2][i / 2 * 8 / KeptElements::OF_WORD] >> i / 2 * 8 % KeptElements::OF_WORD;
+        return make_float2(epilogue.dropout()(bits & 1, pair.x), epilogue.dropout()(bits & 2, pair.y));
+    }
+
     // Addresses in the staging tile: of a lane's vector v, as memory holds it, and of a pair's word, as registers hold it.
     __device__ __forceinline__ uint4* vector(uint16_t* staging, int v) const {
         return reinterpret_cast<uint4*>(staging + row_in_piece(v) * PITCH + threadIdx.x % LANES * 8);
@@ -354,6 +384,9 @@ struct StagedComponents<T, Epilogue, true> {
             float2 operand[WIDTH / 8];
 #pragma unroll
             for (int i = 0; i < WIDTH / 8; ++i) operand[i] = column_operand[i];
+            uint32_t kept[2][KEPT_WORDS] = {};
+            if constexpr (MAY_DROP)
+                if (epilogue.dropout().words) read_kept(piece, kept);
             if (!MANY && piece + 1 < PIECES) read(piece + 1);
 #pragma unroll
             for (int i = 0; i < PAIRS; ++i) {
@@ -365,6 +398,8 @@ struct StagedComponents<T, Epilogue, true> {
                     made = begins(piece, i / 2) ? epilogue.pair(made, operand[i / 2], rows[i % 2], row_operand[i / 2][i % 2]) : made;
                 else
                     made = epilogue.pair(made, operand[i / 2], loaded);
+                if constexpr (MAY_DROP)
+                    if (epilogue.dropout().words) made = dropped(kept, i, made);
                 if (MANY)
                     rest[i] = made;
                 else

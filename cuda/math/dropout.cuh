@@ -56,6 +56,46 @@ __device__ __forceinline__ float keep_or_drop(uint32_t half_word, uint32_t least
     return half_word >= least ? x * keep : x * 0.0f;
 }
 
+// Which elements of a shard's rows a dropout keeps, as draw_dropouts of elementwise/rows.cuh has left them: a bit for each, 32
+// in a word. Without a dropout `words` is null.
+struct KeptElements {
+    static constexpr int OF_WORD = 32;
+
+    const uint32_t* words;
+    float keep;  // 1 / (1 - rate)
+
+    __device__ __forceinline__ bool has(int64_t element) const { return words[element / OF_WORD] >> element % OF_WORD & 1; }
+    // Bits of OF_WORD neighbours, the first one's the lowest.
+    __device__ __forceinline__ uint32_t from(int64_t element) const {
+        const uint32_t* const two = words + element / OF_WORD;
+        const uint64_t both = static_cast<uint64_t>(two[1]) << OF_WORD | two[0];
+        return static_cast<uint32_t>(both >> element % OF_WORD);
+    }
+
+    // x after the dropout; one that is not kept becomes x · 0, which leaves NaN as it is.
+    __device__ __forceinline__ float operator()(bool is_kept, float x) const { return is_kept ? x * keep : x * 0.0f; }
+
+    // Whether four neighbours of rows of n, the first column a multiple of 4, never lie in two words.
+    __device__ __forceinline__ bool has_quads(int n) const { return !words || n % 4 == 0; }
+    // Bits of four elements of a row of n that begins at element `row`, from `column` on and APART columns from each other;
+    // ALIGNED if it has_quads.
+    template <bool ALIGNED, int APART>
+    __device__ __forceinline__ uint32_t of_quad(int64_t row, int column, int n) const {
+        const int64_t first = row + column;
+        if (ALIGNED) return words[first / OF_WORD] >> first % OF_WORD;
+        if (APART == 1) return from(first);
+        uint32_t bits = 0;
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            if (column + i * APART < n) bits |= static_cast<uint32_t>(has(first + i * APART)) << i;
+        return bits;
+    }
+    __device__ __forceinline__ void drop(uint32_t bits, float4& quad) const {
+        const auto& self = *this;
+        quad = make_float4(self(bits & 1, quad.x), self(bits & 2, quad.y), self(bits & 4, quad.z), self(bits & 8, quad.w));
+    }
+};
+
 // A layer's dropout as a launch is told of it; without one `keep` is 0.
 struct LayerDropout {
     uint64_t seed;

@@ -220,6 +220,7 @@ UNCOUNTED = {
     "partials", "partial_flags", "arrived", "db_partials", "tile_sums", "scratch",  # scratch memory
     "slots", "weight_slots", "bias_slots", "biases_slots",  # of SGD, which has none
     "sums",  # of a metric
+    "kept",  # a bit for each element that a dropout keeps
 }  # fmt: skip
 
 
@@ -322,7 +323,7 @@ def test_the_chains_of_multiply_adds() -> None:
 def test_a_profile_is_printed() -> None:
     step = plan(shards=2)
     low = lowered(step)
-    launches = [low.shards[0][2], *low.initialise]
+    launches = [launch_of(low.shards[0], "dense_forward"), *low.initialise]
     rows = ROWS // 2
     counted = [
         (Fraction(2), flops(launches[0], rows), moved_bytes(launches[0], rows)), (Fraction(1, 32), 0, 0),

@@ -23,7 +23,7 @@ from mlpgpu import Dataset, Dense, Dropout, Huber, LocallyConnected, Network, St
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends import Sampling, get_backend
 from mlpgpu.backends.cuda import kernels
-from mlpgpu.backends.cuda.kernels import OF_PRECISION, OPERAND_FORMATS, TILES, OperandFormat, all_entries
+from mlpgpu.backends.cuda.kernels import OF_PRECISION, OPERAND_FORMATS, TILES, OperandFormat, all_entries, ceil_div
 from mlpgpu.backends.cuda.kernels.launches import At, Launch, Lowered, Map
 from mlpgpu.backends.cuda.lower.lowering import lower, lower_evaluation
 from mlpgpu.backends.cuda.select import thresholds
@@ -34,6 +34,7 @@ from mlpgpu.layers import Layer
 from mlpgpu.losses import LOSSES
 from mlpgpu.optimizers import OPTIMIZERS
 from mlpgpu.plan import REDUCTIONS, Plan
+from mlpgpu.random import least_kept
 
 # What belongs to a data set or a run, not to the plan: the program puts it in.
 OWNED = {"order", "data", "scale", "seed", "targets", "plain targets", "weights", "graph_steps"}
@@ -269,8 +270,7 @@ def test_a_small_plan_in_full() -> None:
     assert names(low.shards[0]) == names(low.shards[1])
     assert names(low.shards[0]) == [
         "gather_uint8",
-        "dense_forward_relu_32x32",
-        "dropout",
+        "dense_forward_relu_32x32",  # with the dropout
         "dense_forward_gelu_32x32",
         "head_softmax_cross_entropy_index_columns_2",  # the last layer, the loss, and dx with the derivative of gelu
         "dense_backward_weight_32x32",
@@ -474,21 +474,56 @@ def test_products_write_operands_of_bfloat16_where_tensor_cores_read_them() -> N
     assert of_bytes.stages == 16 and "x" not in of_bytes.bytes
 
 
-def test_a_dropout_leaves_operands_and_goes_back_through_the_activation_below_it() -> None:
-    layers = [Dense(512, 512, "gelu"), Dropout(0.1), Dense(512, 512, "relu"), Dense(512, 10)]
-    options = {"capacity": 1024, "loss": "softmax_cross_entropy"}
-    low = lowered(make_plan(layers, **options, precision="bfloat16"), arch="sm_90a")
-    forward, back = (launch.values for launch in low.shards[0] if launch.entry.name.startswith("dropout"))
-    assert [name for name in names(low.shards[0]) if "dropout" in name] == ["dropout", "dropout_backward_gelu"]
-    assert (forward["x"], forward["saved"], forward["y"]) == (At("y0"), None, None)
-    assert (forward["components"], forward["component_count"]) == (At("y1.components"), 1)
-    assert (back["x"], back["saved"], back["y"]) == (At("dy1"), At("z0"), None)
-    assert back["components"] == At("dy0.components")
-    assert not [name for name in names(low.shards[0]) if name.startswith(("split", "activation"))]
-    plain = lowered(make_plan(layers, **options, precision="float32", reduction="fast"), arch="sm_90a")
-    forward, back = (launch.values for launch in plain.shards[0] if launch.entry.name.startswith("dropout"))
-    assert (forward["y"], forward["components"], back["y"], back["components"]) == (At("y1"), None, At("dy0"), None)
-    assert back["saved"] == At("z0") and not [name for name in names(plain.shards[0]) if name.startswith("activation")]
+@pytest.mark.parametrize("activation", ["gelu", "tanh", "relu"])
+def test_products_end_with_dropouts_and_go_back_through_them(activation: str) -> None:
+    layers = [Dense(512, 512, activation), Dropout(0.2), Dense(512, 512, "relu"), Dense(512, 10)]
+    low = lowered(make_plan(layers, capacity=1024, loss="softmax_cross_entropy", precision="bfloat16"), arch="sm_90a")
+    assert not [name for name in names(low.shards[0]) if name.startswith(("dropout", "split", "activation"))]
+    forward, back = (
+        next(launch.values for launch in low.shards[0] if launch.entry.name.startswith(f"tensor_{kind}_{activation}"))
+        for kind in ("forward", "backward_input")
+    )
+    saves_z = activation == "gelu"
+    assert (forward["z"], forward["y"], forward["y_components"]) == (
+        At("z0") if saves_z else None, None, At("y1.components"),
+    )  # fmt: skip
+    assert "y0" not in low.bytes and "y1" not in low.bytes
+    mask = At("kept elements@0")
+    assert (forward["kept"], forward["keep"]) == (mask, 1.25) and back["keep"] == 1.25
+    # The zeros of a ReLU that a dropout follows are both's; where a derivative takes y, it is what the dropout left.
+    assert back["kept"] == (None if activation == "relu" else mask)
+    assert back["restore"] == (0.8 if activation == "tanh" else 1.0)
+    assert back["saved"] == (At("z0") if saves_z else None)
+    assert back["saved_components"] == (None if saves_z else At("y1.components"))
+    assert back["dx_components"] == At("dy0.components")
+
+
+def test_dropouts_of_several_steps_are_drawn_by_one_launch() -> None:
+    layers = [Dense(96, 70, "tanh"), Dropout(0.2), Dense(70, 33, "gelu"), Dropout(0.5), Dense(33, 40)]
+    options = {"loss": "softmax_cross_entropy", "capacity": 100, "reduction": "fast", "shards": 2}
+    low = lowered(make_plan(layers, **options))
+    assert [launch.entry.name for launch in low.staged] == ["draw_dropouts"] * 2
+    for shard, launch in enumerate(low.staged):
+        words = [ceil_div(50 * n, 32) + 1 for n in (70, 33)]
+        assert low.staged_bytes[f"kept elements@{shard}"] == 4 * sum(words) and launch.values["words"] == sum(words)
+        assert low.bytes[f"kept elements@{shard}"] == low.stages * 4 * sum(words)
+        assert low.words["drawn dropouts"] == (1, 70, least_kept(0.2), 0, 3, 33, least_kept(0.5), words[0])
+        read = [each.values["kept"] for each in low.shards[shard] if each.values.get("kept")]
+        places = [At(f"kept elements@{shard}", begin) for begin in (0, words[0])]
+        assert read == [*places, *places[::-1]]
+
+
+@pytest.mark.usefixtures("plain_launches")
+@pytest.mark.parametrize(
+    ("layers", "why"),
+    [
+        ([Dense(40, 33, "tanh"), Dropout(0.2), Dropout(0.3), Dense(33, 40)], "the second one is not a product's"),
+        ([Dropout(0.2), Dense(40, 33), Dense(33, 40)], "of inputs"),
+    ],
+)
+def test_other_dropouts_are_launches(layers: list[Layer], why: str) -> None:
+    low = lowered(make_plan(layers, loss="softmax_cross_entropy", capacity=100, reduction="fast"))
+    assert "dropout" in names(low.shards[0]), why
 
 
 @pytest.mark.usefixtures("plain_launches")
@@ -912,7 +947,7 @@ def test_an_epoch_of_bytes_on_tensor_cores(operand_format: OperandFormat, monkey
     host = check_on_tensor_cores(layers, {"loss": Huber(0.5), "shards": 2}, operand_format, monkeypatch, as_bytes=True)
     launched = names(host.low.launches())
     assert f"split_rows_uint8_{operand_format.name}" in launched and "gather_uint8" not in launched
-    assert "dropout_backward_silu" in launched and "activation_backward_silu" not in launched
+    assert "draw_dropouts" in launched and not {"dropout_backward_silu", "activation_backward_silu"} & set(launched)
 
 
 def check_on_tensor_cores(

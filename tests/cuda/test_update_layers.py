@@ -165,7 +165,7 @@ def test_updates_by_parts_are_one_launch_behind_the_last_delta() -> None:
     low = lowered(plan)
     *_, before, launch = launches(low)
     assert launch.entry == kernels.update_layers("Momentum", WARP_SPLIT_WEIGHT, by_parts=True) and launch.pdl
-    assert before.entry.name.startswith("dropout_backward")
+    assert before.entry.name.startswith("dense_backward_input_softplus")
     assert updates(low) == ["several_Momentum_warp_split_32x16_by_parts"]
     offsets = {parameter.shape: parameter.offset for parameter in plan.parameters}
     layers = [(k, n, 4, 1280) for k, n in ((36, 95), (48, 84), (21, 36), (84, 21))]  # k, n; parts, rows of each
@@ -327,7 +327,7 @@ def test_updates_that_leave_room_run_beside_what_follows(monkeypatch: pytest.Mon
     of_step = [launch for launch in launches(low) if not launch.on_side_stream]
     # Behind both streams a launch begins when all is complete; others still overlap the one before on their stream.
     assert not low.finish[0].pdl and low.finish[0].entry.prefetched is not None
-    assert sum(launch.pdl for launch in of_step) > 10
+    assert sum(launch.pdl for launch in of_step) > 8
     monkeypatch.setattr(thresholds, "UPDATES_RUN_BESIDE", False)
     alone = lowered(plan)
     assert beside(alone) == [] and alone.finish[0].pdl

@@ -21,7 +21,8 @@ from mlpgpu.plan import Plan
 
 # What arrays hold that the host keeps as float32.
 WORDS = {
-    "int": np.int32, "uint16_t": np.uint16, "unsigned": np.uint32, "uint64_t": np.uint64, "double": np.float64,
+    "int": np.int32, "uint16_t": np.uint16, "unsigned": np.uint32, "uint32_t": np.uint32,
+    "uint64_t": np.uint64, "double": np.float64,
 }  # fmt: skip
 CLEARED = (".components", "arrived", ".launches")  # arrays that must begin with zeros, as a program's memory does
 

@@ -74,6 +74,7 @@ class Rank:
         self.rank, self.plan = rank, plan
         self.host = HostProgram(plan, data, sampling, rank=rank if plan.tensor is None else 0, **options)
         self.lowered = self.host.low
+        self.lowered.stages = 1  # a launch cannot be told several steps here
         self.works: list[Work] = []
         shards = len(self.lowered.shards)
         self.streams = graphs.ShardStreams(None, WrittenStream(None), shards, exchanges=True)  # type: ignore[arg-type]

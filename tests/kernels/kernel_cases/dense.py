@@ -34,7 +34,6 @@ from .case import (
     batches,
     blank,
     chained,
-    derivative,
     expect,
     forward,
     normal,
@@ -42,6 +41,7 @@ from .case import (
     whole,
     wide,
 )
+from .dropouts import differentiated, dropped, kept_arguments
 from .updates import stepped
 
 
@@ -85,8 +85,12 @@ def dense_forward(
     plain: bool = False,
     shift: bool = False,
     fetched: bool = False,
+    rate: float = 0.0,
 ) -> Case:
-    """``x`` may be its width; ``plain`` is without a bias and without z, ``fetched`` with x from a data set."""
+    """``x`` may be its width; ``plain`` is without a bias and without z, ``fetched`` with x from a data set.
+
+    A dropout of a ``rate`` that is not 0 comes last.
+    """
     if isinstance(x, int):
         x, given = input_of(batch, x, fetched=fetched, shift=shift)
     else:
@@ -99,11 +103,12 @@ def dense_forward(
         args["w"] = Shifted(w)
     with np.errstate(invalid="ignore"):
         outputs = finish(activation, *chained(x, w), b, batch, with_z=not plain)
+        outputs["y"] = dropped(outputs["y"], batch, rate)
     return Case(
-        f"{batch}-{k}x{n}" + "-plain" * plain + "-shifted" * shift + "-fetched" * fetched,
+        f"{batch}-{k}x{n}" + "-plain" * plain + "-shifted" * shift + "-fetched" * fetched + f"-rate{rate}" * (rate > 0),
         kernels.dense_forward(activation, tile),
         tile.grid(batch.most_rows, n),
-        {**args, "k": k, "n": n},
+        {**args, **kept_arguments(batch, n, rate), "k": k, "n": n},
         outputs,
     )
 
@@ -146,33 +151,23 @@ def split_product(tile: SplitSm80Tile | SplitSm90Tile, a: np.ndarray, b: np.ndar
     return replace(case, args={**case.args, "x": a, "w": b})
 
 
-def dense_forward_sum_partials(activation: str, batch: Batch, n: int, count: int, *, plain: bool = False) -> Case:
+def dense_forward_sum_partials(
+    activation: str, batch: Batch, n: int, count: int, *, plain: bool = False, rate: float = 0.0
+) -> Case:
     parts = np.stack([batch.rows_of(part) for part in normal(count, batch.capacity, n)])
     b = None if plain else normal(n)
     total, bound = wide(parts).sum(axis=0), count * EPS32 * abs(wide(parts)).sum(axis=0)
     z = None if plain else blank(batch.capacity, n)
-    sizes = {"n": n, "count": count, "capacity": batch.capacity}
+    sizes = {"n": n, "count": count, "capacity": batch.capacity, **kept_arguments(batch, n, rate)}
+    outputs = finish(activation, total, bound, b, batch, with_z=not plain)
+    outputs["y"] = dropped(outputs["y"], batch, rate)
     return Case(
-        f"{batch}-{n}-parts{count}" + "-plain" * plain,
+        f"{batch}-{n}-parts{count}" + "-plain" * plain + f"-rate{rate}" * (rate > 0),
         kernels.dense_forward_sum_partials(activation),
         (2,),
         {**batch.args, "partials": parts, "b": b, "z": z, "y": blank(batch.capacity, n), **sizes},
-        finish(activation, total, bound, b, batch, with_z=not plain),
+        outputs,
     )
-
-
-def input_gradient(
-    activation: str | None, batch: Batch, dz: np.ndarray, w: np.ndarray, error: float = 0.0
-) -> tuple[np.ndarray | None, Output]:
-    """What the layer below saved, if it has an activation, and dx, whose products may be off by ``error`` of it."""
-    dx, bound = chained(dz, w.T)
-    bound += error * (abs(wide(dz)) @ abs(wide(w.T)))
-    saved = None if activation is None else batch.rows_of(saved_of(activation, 2 * normal(batch.capacity, len(w))))
-    if activation is not None and saved is not None:
-        slope = derivative(activation, saved)
-        bound = abs(slope) * bound + abs(dx) * activation_bound(saved, slope)
-        dx = dx * slope
-    return saved, expect(dx, bound, batch.written(*dx.shape))
 
 
 def dense_backward_input(
@@ -184,15 +179,15 @@ def dense_backward_input(
     *,
     plain: bool = False,
     shift: bool = False,
+    rate: float = 0.0,
 ) -> Case:
-    """``plain`` is without an activation below."""
+    """``plain`` is without an activation below; ``rate`` of a dropout above that."""
     dz, w = batch.rows_of(normal(batch.capacity, n)), normal(k, n)
-    saved, dx = input_gradient(None if plain else activation, batch, dz, w)
-    keep = 2.0 if activation == "relu" else 1.0  # exact
-    dx = expect(keep * dx.value, keep * dx.bound, dx.written)
+    saved = None if plain else batch.rows_of(saved_of(activation, 2 * normal(batch.capacity, k)))
+    dx, through = differentiated(activation, batch, *chained(dz, w.T), saved, rate)
     operands = {"dz": Shifted(dz), "w": Shifted(w)} if shift else {"dz": dz, "w": w}
     return Case(
-        f"{batch}-{k}x{n}" + "-plain" * plain + "-shifted" * shift,
+        f"{batch}-{k}x{n}" + "-plain" * plain + "-shifted" * shift + f"-rate{rate}" * (rate > 0),
         kernels.dense_backward_input(activation, tile),
         tile.grid(batch.most_rows, k),
         {
@@ -200,7 +195,7 @@ def dense_backward_input(
             **operands,
             "saved": saved,
             "dx": blank(batch.capacity, k),
-            "keep": np.float32(keep),
+            **through,
             "k": k,
             "n": n,
         },
@@ -449,6 +444,8 @@ def warp_split_cases() -> Iterator[Case]:
         for batch in batches(65):
             yield dense_forward("tanh", tile, batch, normal(65, 33), normal(33, 35))
             yield dense_backward_input("tanh", tile, batch, 35, 33)
+            yield dense_forward("tanh", tile, batch, normal(65, 33), normal(33, 35), rate=0.25)
+            yield dense_backward_input("tanh", tile, batch, 35, 33, rate=0.25)
             yield dense_forward_split_k(tile, batch, 300, 35, part=2 * tile.K)
         for batch, k in product((whole(33), Batch(33, 68, 2)), (35, 132)):
             yield dense_forward("relu", tile, batch, k, normal(k, 36), fetched=True)
@@ -497,7 +494,11 @@ def dense_cases() -> Iterator[Case]:
     for activation, tile in product(ACTIVATIONS, TILES):
         yield dense_forward(activation, tile, whole(33), 3 * normal(33, 5), normal(5, 37))
         yield dense_backward_input(activation, tile, whole(33), 37, 5)
+    for tile in TILES:
+        yield dense_forward("relu", tile, whole(130), normal(130, 33), normal(33, 69), rate=0.5)
+        yield dense_backward_input("identity", tile, whole(130), 69, 33, plain=True, rate=0.5)
     for activation in ACTIVATIONS:
+        yield dense_backward_input(activation, smallest, whole(33), 37, 5, rate=0.25)
         yield dense_forward(activation, smallest, whole(1), np.ones((1, 1), np.float32), SPECIAL, plain=True)
         yield dense_forward_sum_partials(activation, whole(33), 37, 3)
     yield dense_forward_sum_partials("relu", whole(260), kernels.PART_SUM_MANY // 256, 11)  # a thread an element
@@ -595,7 +596,10 @@ def dense_cases() -> Iterator[Case]:
         yield dense_forward("tanh", smallest, batch, normal(65, 33), normal(33, 35))
         yield dense_forward_split_k(smallest, batch, 70, 35, part=32)
         yield dense_forward_sum_partials("tanh", batch, 35, 2)
+        yield dense_forward_sum_partials("gelu", batch, 35, 2, rate=0.25)
         yield dense_backward_input("tanh", smallest, batch, 35, 33)
+        yield dense_forward("gelu", smallest, batch, normal(65, 33), normal(33, 35), rate=0.25)
+        yield dense_backward_input("gelu", smallest, batch, 35, 33, rate=0.25)
         yield dense_backward_weight(smallest, batch, 35, 36)
         yield dense_backward_weight(smallest, batch, 35, 36, fetched=True)
         yield dense_backward_weight(None, batch, 36, 16, fetched=True)

@@ -22,11 +22,9 @@ from .case import (
     Batch,
     Case,
     Output,
-    activation_bound,
     batches,
     blank,
     chained,
-    derivative,
     expect,
     generator,
     magnitude,
@@ -36,6 +34,7 @@ from .case import (
     whole,
     wide,
 )
+from .dropouts import differentiated, kept_arguments
 
 
 def _targets(loss: str, kind: TargetKind, rows: int, n: int) -> np.ndarray:
@@ -70,12 +69,14 @@ def loss(
     components: int = 0,
     form: HeadForm = kernels.WHOLE_HEAD,
     parts: int = 1,
+    rate: float = 0.0,
 ) -> Case:
     """``scaled`` is with standardized targets; ``special`` is what one logit is; ``total`` with the batch's sum.
 
     With a ``width`` it is the head: x of so many columns and the last layer give the logits.  With an
     ``activation`` below that, too, dx is wanted; ``of_x`` where the activation saved x itself, and ``components`` as so
-    many components of bfloat16 as well; of a ``form``, whose blocks of the same rows have so many ``parts`` of dx.
+    many components of bfloat16 as well; of a ``form``, whose blocks of the same rows have so many ``parts`` of dx;
+    ``rate`` of a dropout above the activation.
     """
     targets = _targets(name, kind, 2 * batch.epoch_rows, n)
     weights = generator().uniform(0.5, 2.0, len(targets)).astype(np.float32) if weighted else None
@@ -159,19 +160,17 @@ def loss(
     del args["logits"]
     args |= {"x": x, "w": w_layer.astype(np.float32), "b": b_layer.astype(np.float32) if bias else None, "k": width}
     args |= {"saved": None, "activation": 0, "dx": None, "dx_components": None, "dx_row_scales": None}
-    args |= {"keep": np.float32(1.0), "dx_stride": 0, "dx_component_count": components}
+    args |= {"dx_stride": 0, "dx_component_count": components, "restore": np.float32(1)}
+    args |= kept_arguments(batch, width, 0.0)
     if activation is not None:
         saved = x if of_x else batch.rows_of(saved_of(activation, 2 * normal(batch.capacity, width)))
-        slope = derivative(activation, saved)[part]
-        product_, chain = chained(full[part], w_layer.T)
-        bound = abs(slope) * (chain + delta_bound @ abs(w_layer.T)) + abs(product_) * activation_bound(slope, slope)
-        dx, dx_bound = np.zeros(x.shape), np.zeros(x.shape)
-        keep = 2.0 if activation == "relu" else 1.0  # exact; of a dropout behind a ReLU
-        dx[part], dx_bound[part] = keep * product_ * slope, keep * bound
-        outputs["dx"] = expect(dx, dx_bound, batch.written(*x.shape))
+        product_, chain = chained(full, w_layer.T)
+        product_bound = chain + full_bound @ abs(w_layer.T)
+        outputs["dx"], through = differentiated(activation, batch, product_, product_bound, saved, rate)
+        dx, dx_bound = (np.where(batch.written(*x.shape), a, 0.0) for a in (outputs["dx"].value, outputs["dx"].bound))
         number = kernels.activation_number(activation)
-        args |= {"saved": saved, "activation": number, "keep": np.float32(keep), "dx": blank(*x.shape)}
-        variant += f"-{activation}"
+        args |= {"saved": saved, "activation": number, **through, "dx": blank(*x.shape)}
+        variant += f"-{activation}" + f"-rate{rate}" * (rate > 0)
         variant += "-of-x" * of_x
         if components:
             made, vectors = (dx[part], dx_bound[part]), 4 * ceil_div(width, 4)
@@ -250,7 +249,7 @@ def tail(name: str, kind: TargetKind, batch: Batch, n: int, width: int, *, textu
     }
     for key in ("x", "w", "b", "k", "saved", "activation", "dx", "delta"):
         del args[key]
-    for key in ("keep", "dx_components", "dx_stride", "dx_component_count", "dx_row_scales"):
+    for key in ("kept", "keep", "restore", "dx_components", "dx_stride", "dx_component_count", "dx_row_scales"):
         del args[key]
     args |= {
         "partials": parts.astype(np.float32), "parameters": flat(w, b, first_bias).astype(np.float32),
@@ -337,12 +336,13 @@ def column_head_cases() -> Iterator[Case]:
             yield loss("squared_error", "dense", whole(9), 5, width=33, activation=activation, form=form)
         for batch in batches(31):
             yield loss("softmax_cross_entropy", "index", batch, 7, width=40, activation="silu", form=form)
+            yield loss("softmax_cross_entropy", "index", batch, 7, width=39, activation="silu", form=form, rate=0.25)
         for parts, k, n in ((2, 33, 5), (3, 900, 32), (8, 2048, 11), (5, 130, 1), (2, 1500, 32)):
             yield loss("huber", "dense", whole(9), n, width=k, activation="tanh", total=True, form=form, parts=parts)
         for batch, components in product(batches(130), BFLOAT_ERRORS):
             yield loss(
                 "squared_error", "dense", batch, 5, width=70, activation="tanh", components=components, form=form,
-                parts=components,
+                parts=components, rate=0.25 * (components - 1),
             )  # fmt: skip
 
 
@@ -384,9 +384,11 @@ def loss_cases() -> Iterator[Case]:
     for batch in batches(130):
         for components in BFLOAT_ERRORS:
             yield loss("squared_error", "dense", batch, 5, width=70, activation="tanh", components=components)
+            yield loss("squared_error", "dense", batch, 5, width=70, activation="gelu", components=components, rate=0.5)
             yield loss("huber", "dense", batch, 70, components=components)
     for width in (33, 1100):
         yield loss("squared_error", "dense", whole(9), 5, width=width, activation="tanh", of_x=True)
+        yield loss("squared_error", "dense", whole(9), 5, width=width, activation="tanh", of_x=True, rate=0.25)
     for function in OUTPUTS:
         for batch, n in [*((batch, 7) for batch in batches(31)), (whole(1), 1), (whole(9), 33), (whole(3), 257)]:
             yield output(function, batch, n)

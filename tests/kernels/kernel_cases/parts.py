@@ -15,7 +15,7 @@ from mlpgpu.plan.tensor_split import ALIGNMENT, bounds
 from mlpgpu.random import Purpose
 
 from .case import STEP_NUMBER, Batch, Case, batches, blank, constants_of, expect, normal, whole, wide
-from .rows import dropout_arguments, is_kept
+from .dropouts import dropout_arguments, is_kept
 from .updates import after_step
 
 

@@ -12,7 +12,7 @@ from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import OperandFormat, padded_rows
 from mlpgpu.backends.cuda.run.steps import STEP
-from mlpgpu.random import half_words, least_kept
+from mlpgpu.random import least_kept
 
 from .case import (
     LAYER,
@@ -33,6 +33,7 @@ from .case import (
     whole,
     wide,
 )
+from .dropouts import dropout_arguments, is_kept, kept_bits
 from .tensor import blank_components, component_output
 
 
@@ -88,27 +89,6 @@ def find_nonfinite_rows(batch: Batch, n: int, value: float) -> Case:
     return Case(f"{batch}-{n}-{value}", kernels.find_nonfinite_rows(), (2,), args, outputs)
 
 
-def dropout_arguments(rate: float) -> dict[str, object]:
-    """What a kernel is told of a dropout; of none, for a rate of 0, it keeps 0 times what it is given."""
-    keep = np.float32(1.0 / (1.0 - rate) if rate else 0.0)
-    return {"seed": SEED, "layer": LAYER, "least": least_kept(rate), "keep": keep}
-
-
-def is_kept(shape: tuple[int, ...], rate: float) -> np.ndarray:
-    """Which elements of a batch a dropout keeps."""
-    return half_words(0, math.prod(shape), seed=SEED, step=STEP_NUMBER, layer=LAYER).reshape(shape) / 2**16 >= rate
-
-
-def dropped(output: Output, batch: Batch, rate: float) -> Output:
-    """What a dropout makes of an output."""
-    if not rate:
-        return output
-    shape = output.value.shape
-    factor = is_kept(shape, rate) * np.float32(1.0 / (1.0 - rate))
-    value = output.value * factor
-    return expect(value, output.bound * factor + 2 * EPS32 * abs(value), batch.written(*shape))
-
-
 def dropout(
     batch: Batch, n: int, rate: float, *, activation: str = "", operand_format: OperandFormat | None = None
 ) -> Case:
@@ -145,6 +125,34 @@ def dropout(
     )
 
 
+def draw_dropouts(batch: Batch, widths: tuple[int, ...], rate: float, *, steps: int = 1) -> Case:
+    """Of several layers, whose words lie one after another; all of them have one number."""
+    words = [[kept_bits(batch, n, rate, STEP_NUMBER + i) for n in widths] for i in range(steps)]
+    *begins, count = np.cumsum([0, *(len(each) for each in words[0])])
+    masks, written = np.zeros(count, np.uint32), np.zeros(count, bool)
+    for begin, n in zip(begins, widths, strict=True):
+        elements = (batch.part.stop - batch.part.start) * n
+        written[begin : begin + kernels.ceil_div(elements, kernels.KEPT_BITS)] = True
+        inside = np.packbits(np.ones(elements, bool), bitorder="little")
+        masks[begin:].view(np.uint8)[: inside.size] = (
+            inside  # bits behind a shard's last element are whatever was drawn
+        )
+    made = np.stack([np.concatenate(each) for each in words])
+    output = Output(
+        wide(made & masks), np.zeros(made.shape), written & np.ones_like(made, bool), lambda found: wide(found & masks)
+    )
+    step = np.concatenate([batch.args["step"]] * steps)  # type: ignore[list-item]  # arrays, all of them
+    step["number"] += np.arange(steps)
+    described = [[LAYER, n, least_kept(rate), begin] for n, begin in zip(widths, begins, strict=True)]
+    args = {
+        **batch.args, "step": step, "described": np.array(described, np.int32), "count": len(widths),
+        "kept": np.full(made.shape, 0xDEADBEEF, np.uint32), "words": int(count), "seed": SEED,
+    }  # fmt: skip
+    name = f"{batch}-" + "-".join(map(str, widths)) + f"-rate{rate}-steps{steps}"
+    grid = kernels.ceil_div(int(count), kernels.ROW_THREADS), steps
+    return Case(name, kernels.draw_dropouts(), grid, args, {"kept": output})
+
+
 def activation_backward(activation: str, batch: Batch, z: np.ndarray) -> Case:
     saved = batch.rows_of(saved_of(activation, z))
     dy = batch.rows_of(1 + abs(normal(*z.shape)))
@@ -169,6 +177,9 @@ def row_cases() -> Iterator[Case]:
         for value in (1.0, math.nan, -math.inf):
             yield find_nonfinite_rows(batch, n, value)
         yield activation_backward("sigmoid", batch, 2 * normal(batch.capacity, n))
+    for batch in (*batches(31), *batches(7), whole(1)):
+        yield draw_dropouts(batch, (33, 1, 64), 0.25)
+    yield draw_dropouts(whole(200), (301, 5), 0.5, steps=3)
     for batch in batches(7):  # whose shards may end inside a vector, and begin there
         yield dropout(batch, 1, 0.25)
         yield dropout(batch, 2, 0.25, operand_format=kernels.BFLOAT16)

@@ -47,12 +47,10 @@ from .case import (
     Case,
     Mapped,
     Output,
-    activation_bound,
     batches,
     bfloat16_words,
     blank,
     deferred,
-    derivative,
     expect,
     joined,
     normal,
@@ -62,6 +60,7 @@ from .case import (
     wide,
 )
 from .dense import finish
+from .dropouts import differentiated, dropped, kept_arguments
 from .losses import loss
 from .updates import stepped
 
@@ -513,10 +512,12 @@ def tensor_forward(
     *,
     plain: bool = False,
     components_alone: bool = False,
+    rate: float = 0.0,
 ) -> Iterator[Any]:
-    """``plain`` is without a bias and without z; ``components_alone`` without y as floats."""
+    """``plain`` is without a bias and without z; ``components_alone`` without y as floats; ``rate`` of a dropout that
+    comes last."""
     operand_format, (rows, k), n = tile.operand_format, x.shape, w.shape[1]
-    name = f"{batch}-{k}x{n}" + "-plain" * plain + "-components-alone" * components_alone
+    name = f"{batch}-{k}x{n}" + "-plain" * plain + "-components-alone" * components_alone + f"-rate{rate}" * (rate > 0)
     yield name, kernels.tensor_forward(activation, tile), _row_grid(tile, batch.most_rows, n)
     b = None if plain else normal(n)
     w_components = split(operand_format, w)
@@ -525,6 +526,7 @@ def tensor_forward(
     into = blank_components(operand_format, batch.most_rows, n)
     with np.errstate(invalid="ignore"):
         outputs = finish(activation, *product_of(operand_format, x, w), b, batch, with_z=not plain)
+        outputs["y"] = dropped(outputs["y"], batch, rate)
     y_components = None if operand_format.scaled else into
     if y_components is not None:
         y = outputs["y"]
@@ -544,7 +546,7 @@ def tensor_forward(
         "b": b,
         "z": None if plain else blank(rows, n), "y": blank(rows, n) if "y" in outputs else None,
         "y_components": y_components,
-        "y_stride": into[0].size, "prefetch": _prefetch(rows, k), "k": k, "n": n,
+        "y_stride": into[0].size, **kept_arguments(batch, n, rate), "prefetch": _prefetch(rows, k), "k": k, "n": n,
     }  # fmt: skip
     yield args, outputs, {}
 
@@ -577,17 +579,25 @@ def tensor_forward_loss(
 
 @deferred
 def tensor_backward_input(
-    tile: GemmTile, activation: str, batch: Batch, dz: np.ndarray, w: np.ndarray, *, plain: bool = False
+    tile: GemmTile,
+    activation: str,
+    batch: Batch,
+    dz: np.ndarray,
+    w: np.ndarray,
+    *,
+    plain: bool = False,
+    rate: float = 0.0,
 ) -> Iterator[Any]:
-    """``plain`` is without an activation below; and of bfloat16, what is saved and dx are components."""
+    """``plain`` is without an activation below; and of bfloat16, what is saved and dx are components; ``rate`` of a
+    dropout above the activation."""
     operand_format, (k, n), rows = tile.operand_format, w.shape, batch.part.stop - batch.part.start
     entry = kernels.tensor_backward_input(activation, tile)
-    yield f"{batch}-{k}x{n}" + "-plain" * plain, entry, _row_grid(tile, batch.most_rows, k)
+    name = f"{batch}-{k}x{n}" + "-plain" * plain + f"-rate{rate}" * (rate > 0)
+    yield name, entry, _row_grid(tile, batch.most_rows, k)
     w_components, dz_components = split(operand_format, w), split(operand_format, dz[batch.part])
     dx, bound = product_of(operand_format, dz, w.T)
     into = blank_components(operand_format, batch.most_rows, k)
-    saved = saved_components = None
-    keep = 2.0 if activation == "relu" else 1.0  # exact
+    saved = saved_components = values = None
     if not plain:
         values = saved_of(activation, 2 * normal(batch.capacity, k))
         if not operand_format.scaled:
@@ -598,10 +608,8 @@ def tensor_backward_input(
                 saved_components = into
         else:
             saved = batch.rows_of(values)
-        slope = derivative(activation, values)
-        bound = keep * (abs(slope) * bound + abs(dx) * activation_bound(values, slope))
-        dx = keep * dx * slope
-    outputs = {"dx": expect(dx, bound, batch.written(*dx.shape))}
+    made, through = differentiated(activation, batch, dx, bound, values, rate)
+    outputs, dx, bound = {"dx": made}, made.value, made.bound
     dx_components = None if operand_format.scaled else into
     if dx_components is not None:
         vector = _component_vector(tile, is_alone=not plain)
@@ -616,7 +624,7 @@ def tensor_backward_input(
         "w_row_scales": w_components.row_scales, "dz": batch.rows_of(dz), "w": w, "saved": saved,
         "saved_components": saved_components,
         "dx": blank(batch.capacity, k) if "dx" in outputs else None, "dx_components": dx_components,
-        "dx_stride": into[0].size, "keep": np.float32(keep), "prefetch": _prefetch(rows, n), "k": k, "n": n,
+        "dx_stride": into[0].size, **through, "prefetch": _prefetch(rows, n), "k": k, "n": n,
     }  # fmt: skip
     yield args, outputs, {}
 
@@ -872,6 +880,8 @@ def product_cases() -> Iterator[Case]:
         for batch in batches(65):
             yield tensor_forward(smallest, "tanh", batch, normal(65, 33), normal(33, 35))
             yield tensor_backward_input(smallest, "tanh", batch, normal(65, 33), normal(35, 33))
+            yield tensor_forward(smallest, "tanh", batch, normal(65, 33), normal(33, 35), rate=0.25)
+            yield tensor_backward_input(smallest, "gelu", batch, normal(65, 33), normal(35, 33), rate=0.25)
             yield tensor_backward_weight(smallest, batch, normal(65, 35), normal(65, 36))
         yield tensor_forward(smallest, "identity", whole(33), normal(33, 35), normal(35, 36), plain=True)
         yield tensor_backward_input(smallest, "identity", whole(33), normal(33, 35), normal(36, 35), plain=True)
@@ -883,6 +893,8 @@ def product_cases() -> Iterator[Case]:
                     x, w = normal(batch.capacity, 67), normal(67, 328)
                     yield tensor_forward(tile, "tanh", batch, x, w, components_alone=True)
                     yield tensor_backward_input(tile, "gelu", batch, x, np.ascontiguousarray(w.T))
+                    yield tensor_forward(tile, "relu", batch, x, w, components_alone=True, plain=True, rate=0.5)
+                    yield tensor_backward_input(tile, "tanh", batch, x, np.ascontiguousarray(w.T), rate=0.25)
             for tile in each:  # more slices than tiles that sum their columns, some of them beyond C
                 x, dz = normal(300, 300), normal(300, 261)
                 yield tensor_backward_weight(tile, whole(300), x, dz, rule="Momentum", multiprocessors=4)
@@ -921,6 +933,8 @@ def _activation_cases(tile: GemmTile, borders: Sequence[tuple[int, int, int]], k
     for batch in batches(65):
         yield tensor_forward(tile, "tanh", batch, normal(65, k), normal(k, 35))
         yield tensor_backward_input(tile, "tanh", batch, normal(65, k), normal(35, k))
+        yield tensor_forward(tile, "relu", batch, normal(65, k), normal(k, 36), rate=0.25)
+        yield tensor_backward_input(tile, "tanh", batch, normal(65, k), normal(35, k), rate=0.25)
 
 
 def _narrow_cases(tile: Sm90Tile) -> Iterator[Case]:
@@ -935,6 +949,7 @@ def _narrow_cases(tile: Sm90Tile) -> Iterator[Case]:
             x, w = normal(batch.capacity, 67), normal(67, 136)
             yield tensor_forward(tile, "tanh", batch, x, w, components_alone=True)
             yield tensor_backward_input(tile, "gelu", batch, x, np.ascontiguousarray(w.T))
+            yield tensor_forward(tile, "relu", batch, x, w, components_alone=True, plain=True, rate=0.5)
     if tile.operand_format.is_single:
         for name in kernels.SUMS_OF_TERMS:
             yield tensor_forward_loss(tile, name, whole(33), 37, 72)

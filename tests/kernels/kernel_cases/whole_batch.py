@@ -17,18 +17,21 @@ from .case import (
     Case,
     Output,
     Shifted,
+    activation_bound,
     batches,
     bfloat16_bits,
     bfloat16_values,
     blank,
     chained,
+    derivative,
     expect,
     normal,
+    saved_of,
     whole,
     wide,
 )
-from .dense import finish, input_gradient, input_of, weight_gradient
-from .rows import dropout_arguments, dropped
+from .dense import finish, input_of, weight_gradient
+from .dropouts import dropout_arguments, dropped
 from .updates import stepped
 
 SMALLEST, *_, LARGEST = kernels.WHOLE_BATCHES
@@ -36,6 +39,20 @@ SMALLEST, *_, LARGEST = kernels.WHOLE_BATCHES
 # What a product of numbers may be off by, by the bfloat16 components that stand for each. Three hold all 24 bits, but
 # three of their products are left out.
 PRODUCT_ERRORS = {1: 2.0**-7 + 2.0**-16, 2: 2.0**-16, 3: 2.0**-22}
+
+
+def input_gradient(
+    activation: str | None, batch: Batch, dz: np.ndarray, w: np.ndarray, error: float = 0.0
+) -> tuple[np.ndarray | None, Output]:
+    """What the layer below saved, if it has an activation, and dx, whose products may be off by ``error`` of it."""
+    dx, bound = chained(dz, w.T)
+    bound += error * (abs(wide(dz)) @ abs(wide(w.T)))
+    saved = None if activation is None else batch.rows_of(saved_of(activation, 2 * normal(batch.capacity, len(w))))
+    if activation is not None and saved is not None:
+        slope = derivative(activation, saved)
+        bound = abs(slope) * bound + abs(dx) * activation_bound(saved, slope)
+        dx = dx * slope
+    return saved, expect(dx, bound, batch.written(*dx.shape))
 
 
 def fragments_of(x: np.ndarray, batch: Batch, components: int) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from ....activations import ACTIVATIONS
 from ...sources import camel
-from .entry import DENSE_PRODUCT, ROW_THREADS, ROWS, WARP, Entry, Product, arguments, ceil_div
+from .entry import DENSE_PRODUCT, DROPS, ROW_THREADS, ROWS, WARP, Entry, Product, arguments, ceil_div
 from .operand_format import BFLOAT16, BFLOAT16_PAIR, OperandFormat
 from .updates import RULES, slot_count
 
@@ -200,9 +200,11 @@ INPUT_SIGNATURE = "const float* x[rows,k], const int* order[rows]"
 
 def dense_forward(activation: str, tile: SimtTile | WarpSplitTile) -> Entry:
     rest = (
-        f"{INPUT_SIGNATURE}, const float* w[k,n], const float* b[n], float* z[rows,n], float* y[rows,n], int k, int n"
+        f"{INPUT_SIGNATURE}, const float* w[k,n], const float* b[n], float* z[rows,n], float* y[rows,n], {DROPS}, "
+        "int k, int n"
     )
-    return _tiled("dense/dense.cuh", "dense_forward", activation, tile, rest)
+    spill_bytes = 176 if tile == TILES[0] else 0  # on sm_90a, before the products
+    return _tiled("dense/dense.cuh", "dense_forward", activation, tile, rest, spill_bytes=spill_bytes)
 
 
 _PART = f"{INPUT_SIGNATURE}, const float* w[k,n], float* partials[grid.z,rows,n], int k, int n, int part, int capacity"
@@ -228,8 +230,8 @@ def dense_forward_few_rows() -> Entry:
 
 def dense_forward_sum_partials(activation: str) -> Entry:
     signature = (
-        f"{ROWS}, const float* partials[count,rows,n], const float* b[n], float* z[rows,n], float* y[rows,n], int n, "
-        "int count, int capacity"
+        f"{ROWS}, const float* partials[count,rows,n], const float* b[n], float* z[rows,n], float* y[rows,n], {DROPS}, "
+        "int n, int count, int capacity"
     )
     function = f"dense_forward_sum_partials<{camel(activation)}>"
     name = f"dense_forward_sum_partials_{activation}"
@@ -247,8 +249,8 @@ def dense_forward_sum_partials(activation: str) -> Entry:
 
 def dense_backward_input(activation: str, tile: SimtTile | WarpSplitTile) -> Entry:
     rest = (
-        "const float* dz[rows,n], const float* w[k,n], const float* saved[rows,k], float* dx[rows,k], float keep, "
-        "int k, int n"
+        f"const float* dz[rows,n], const float* w[k,n], const float* saved[rows,k], float* dx[rows,k], {DROPS}, "
+        "float restore, int k, int n"
     )
     spill_bytes = 176 if tile in TILES[:2] else 0  # on sm_75 and sm_80, around the epilogue, not in the loop
     return _tiled("dense/dense.cuh", "dense_backward_input", activation, tile, rest, spill_bytes=spill_bytes)

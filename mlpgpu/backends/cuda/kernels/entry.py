@@ -21,6 +21,8 @@ SUM_BYTES = 8 * WARP  # one double for each warp of the largest block
 
 ROWS = "const Step* step[0], int shard, int shards"  # what a kernel over the rows of a shard takes first
 DROPOUT = "uint64_t seed, int layer, uint32_t least, float keep"  # and of a dropout last; keep is 0 without one
+DROPS = "const uint32_t* kept[0], float keep"  # of a dropout that a product ends with; null without one
+KEPT_BITS = 32  # of a word: an element each
 DROPOUT_BLOCK = 8  # of random numbers that are made together, each of which decides on an element
 
 # Of array elements by C type; of a tensor map, those of the matrix that it describes.

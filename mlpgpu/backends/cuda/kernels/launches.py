@@ -16,6 +16,9 @@ PARTIALS, SQUARES, PARAMETERS, OPERANDS = "partials", "squares", "parameters", "
 SUMS, COLUMNS = "sums of parts", "columns of parts"
 # Two arrays that the launch which moves several layers reads: in one their x lie side by side, in the other their dz.
 OUTPUTS, DELTAS = "updates of layers, outputs", "updates of layers, deltas"
+KEPT_ELEMENTS = (
+    "kept elements"  # what the arrays are called that say, bit by bit, which elements a shard's dropouts keep
+)
 # Of a step by blocks of rows on tensor cores: all weights' components, and what blocks leave of the gradients.
 IMAGES, LEFT = "blocks of rows, images", "blocks of rows, parts of gradients"
 GRAPH_STEPS = (32, 16, 8, 4, 2, 1)  # steps of the graphs that a run replays: between two of them the card waits

@@ -9,7 +9,7 @@ from itertools import product
 from ....activations import ACTIVATIONS
 from ....losses import FORMS, OUTPUTS
 from ...sources import camel
-from .entry import DENSE_PRODUCT, ROW_THREADS, ROWS, SUM_BYTES, WARP, Entry, Product, arguments
+from .entry import DENSE_PRODUCT, DROPS, ROW_THREADS, ROWS, SUM_BYTES, WARP, Entry, Product, arguments
 
 # Losses that a product may end with: each output has a term by itself (SumOfTerms and MeanOfTerms of math/losses.cuh).
 # Of the others that are such sums there is no such product, to compile fewer kernels.
@@ -183,8 +183,9 @@ def head(name: str, kind: str, *, textured: bool = True, form: HeadForm = WHOLE_
     signature = (
         f"{ROWS}, const int* order[rows], const float* x[rows,k], const float* w[k,n], const float* b[n], "
         f"{reader.argument()}, {_WEIGHED.replace('grid.x,grid.y,2', 'grid.x,2')}, const float* saved[rows,k], "
-        "int activation, float keep, float* dx[rows,k], uint16_t* dx_components[dx_component_count,rows,k], "
-        "int64_t dx_stride, int dx_component_count, int* dx_row_scales[rows], int k, int n"
+        f"int activation, {DROPS}, float restore, float* dx[rows,k], "
+        "uint16_t* dx_components[dx_component_count,rows,k], int64_t dx_stride, int dx_component_count, "
+        "int* dx_row_scales[rows], int k, int n"
     )
     block = "" if form is WHOLE_HEAD else f", {form.block}"
     return Entry(

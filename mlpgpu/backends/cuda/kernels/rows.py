@@ -52,6 +52,12 @@ def dropout(activation: str = "identity") -> Entry:
     return _over_rows(name, f"dropout<{camel(activation)}>", rest, overlaps=True, spill_bytes=16)
 
 
+def draw_dropouts() -> Entry:
+    """Which elements those dropouts keep that products end with, as bits, in several steps."""
+    rest = "const int* described[4,count], int count, uint32_t* kept[grid.y,words], int words, uint64_t seed"
+    return _over_rows("draw_dropouts", "draw_dropouts", rest, overlaps=True)
+
+
 def zero() -> Entry:
     return _over_rows("zero", "zero", "float* x[rows,n], int n")
 
@@ -71,6 +77,7 @@ def row_entries() -> list[Entry]:
         standardize(),
         zero(),
         *(dropout(activation) for activation in ACTIVATIONS),
+        draw_dropouts(),
         initialise_steps(),
         find_nonfinite_rows(),
     ]

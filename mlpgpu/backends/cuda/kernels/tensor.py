@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ....activations import ACTIVATIONS
 from ...sources import camel
-from .entry import DENSE_PRODUCT, ROWS, Entry, arguments, ceil_div
+from .entry import DENSE_PRODUCT, DROPS, ROWS, Entry, arguments, ceil_div
 from .losses import LOSS_SUMS, SUMS_OF_TERMS, reads_numbers
 from .operand_format import BFLOAT16_PAIR, HALF, HALF_PAIR, OPERAND_FORMATS, OperandFormat
 from .updates import RULES, slot_count
@@ -366,7 +366,7 @@ def tensor_forward(activation: str, tile: GemmTile) -> Entry:
     rest = (
         f"{_X_AND_W}, const int* x_row_scales[rows], const int* w_column_scales[n], const float* x[0], "
         "const float* w[0], const float* b[n], float* z[rows,n], float* y[rows,n], "
-        "uint16_t* y_components[COMPONENTS,rows,n], int64_t y_stride, int prefetch, int k, int n"
+        f"uint16_t* y_components[COMPONENTS,rows,n], int64_t y_stride, {DROPS}, int prefetch, int k, int n"
     )
     name, tile = "tensor_forward", tile.with_light_epilogue()
     return _tensor_product(name, activation, tile, rest, a_inner=True, b_inner=False, end=("b",))
@@ -388,7 +388,8 @@ def tensor_backward_input(activation: str, tile: GemmTile) -> Entry:
         "SOURCE dz_components[COMPONENTS,rows,n], int64_t dz_stride, SOURCE w_components[COMPONENTS,k,n], "
         "const int* dz_row_scales[rows], const int* w_row_scales[k], const float* dz[0], const float* w[0], "
         "const float* saved[rows,k], const uint16_t* saved_components[COMPONENTS,rows,k], float* dx[rows,k], "
-        "uint16_t* dx_components[COMPONENTS,rows,k], int64_t dx_stride, float keep, int prefetch, int k, int n"
+        f"uint16_t* dx_components[COMPONENTS,rows,k], int64_t dx_stride, {DROPS}, float restore, int prefetch, int k, "
+        "int n"
     )
     name, tile, end = "tensor_backward_input", tile.with_light_epilogue(), ("saved", "saved_components")
     return _tensor_product(name, activation, tile, rest, a_inner=True, b_inner=True, end=end)

@@ -8,7 +8,7 @@ cores read are left as their operands by whoever makes them, where operands have
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise, zip_longest
 
@@ -152,8 +152,7 @@ class _Facts:
         """Derivatives that follow the product of a dense layer, or the dropout, that makes what they multiply."""
         made_by = ops.DenseBackward, ops.DropoutBackward
         after = ((op, self.following.get(op)) for op in self.operations if isinstance(op, made_by) and not of_part(op))
-        found = {other for op, other in after if isinstance(other, ops.ActivationBackward) and other.dy == op.dx}
-        return found | {relu for _, relu in self.relus_dropped.values()}
+        return {other for op, other in after if isinstance(other, ops.ActivationBackward) and other.dy == op.dx}
 
     @cached_property
     def with_operands(self) -> set[str]:
@@ -161,7 +160,7 @@ class _Facts:
         made: list[str | None] = []
         for op in self.operations:
             if isinstance(op, ops.Dense) and self.is_gemm(op):
-                made.append(op.y)
+                made.append(self.output_of(op))
             elif isinstance(op, ops.DenseBackward) and (self.is_gemm(op) or op == self.head_backward):
                 made.append(self.delta_of(op))
             elif of_part(op):
@@ -259,37 +258,77 @@ class _Facts:
         return after if is_of_dx and isinstance(after, ops.DropoutBackward) else None
 
     @cached_property
-    def relus_dropped(self) -> dict[ops.Operation, tuple[ops.DropoutBackward, ops.ActivationBackward]]:
-        """Dense layers whose dx goes back through a dropout and the ReLU right before it, which x has the zeros of."""
-        found: dict[ops.Operation, tuple[ops.DropoutBackward, ops.ActivationBackward]] = {}
+    def behind_dropouts(self) -> dict[ops.Operation, Derivative]:
+        """Dense layers whose dx goes back through a dropout, and the activation right before that, in one launch.
+
+        What the dropout left stands for y, where the derivative takes that: so nobody needs y itself.
+        """
+        found: dict[ops.Operation, Derivative] = {}
         made = {op.y: op.x for op in self.operations if isinstance(op, ops.Dropout)}
         for op in self.backwards:
-            dropout = None if isinstance(self.dense_path(op).dx, WholeBatch) else self.dropout_back(op)
-            after = self.following.get(dropout) if dropout else None
-            if dropout is None or not isinstance(after, ops.ActivationBackward) or after.dy != dropout.dx:
+            path, dropout = self.dense_path(op), self.dropout_back(op)
+            if dropout is None or isinstance(path.dx, WholeBatch) or isinstance(path.update, Atomic):
                 continue
-            if after.activation == "relu" and made.get(op.x) == after.saved:
-                found[op] = dropout, after
+            after = self.following.get(dropout)
+            after = after if isinstance(after, ops.ActivationBackward) and after.dy == dropout.dx else None
+            dropped = op.x if after and made.get(op.x) == after.saved else None
+            is_relu = after is not None and after.activation == "relu" and dropped is not None
+            has_mask = op == self.head_backward or self._drops(path.dx, dropout.dx)
+            if is_relu or has_mask:
+                found[op] = Derivative(after, dropout=dropout, dropped=dropped)
         return found
+
+    def _drops(self, path: object, made: str) -> bool:
+        """Whether the launch that makes a product leaves a buffer behind a dropout, as its readers take it."""
+        if self.has_tail or self.selection.row_step:
+            return False
+        return isinstance(path, Gemm) or (isinstance(path, (Simt, WarpSplit, SplitK)) and not self.forms(made).operands)
+
+    @cached_property
+    def before_dropouts(self) -> dict[ops.Operation, ops.Dropout]:
+        """Dense layers whose launch leaves what a dropout leaves of y, which nobody else reads."""
+        found: dict[ops.Operation, ops.Dropout] = {}
+        if self.selection.plan.ends_with_gradient:  # whose outputs are looked at
+            return found
+        restored = {each.op for each in self.behind_dropouts.values() if each.dropped}
+        for op in self.layers:
+            dropout = self.dropout(op)
+            if dropout is None or not self._drops(self.dense_path(op).forward, dropout.y):
+                continue
+            if all(reader == dropout or reader in restored for reader in self.readers(op.y)):
+                found[op] = dropout
+        return found
+
+    @cached_property
+    def drawn(self) -> tuple[ops.Dropout, ...]:
+        """The dropouts whose masks are drawn before products read them."""
+        masked = {each.masked.layer for each in self.behind_dropouts.values() if each.masked}
+        ahead = set(self.before_dropouts.values())
+        dropouts = (op for op in self.operations if isinstance(op, ops.Dropout))
+        return tuple(op for op in dropouts if op in ahead or op.layer in masked)
 
     @cached_property
     def _dropped_by_products(self) -> set[ops.Operation]:
         """Dropouts that are part of a dense layer's launches."""
         forward = (self.dropout(op) for op in self.layers if isinstance(self.dense_path(op).forward, WholeBatch))
         back = (self.dropout_back(op) for op in self.backwards if isinstance(self.dense_path(op).dx, WholeBatch))
-        behind_relus = (dropout for dropout, _ in self.relus_dropped.values())
-        return {op for op in (*forward, *back, *behind_relus) if op is not None}
+        behind = (each.dropout for each in self.behind_dropouts.values())
+        return {op for op in (*forward, *back, *behind, *self.before_dropouts.values()) if op is not None}
 
     def delta_of(self, op: ops.DenseBackward) -> str | None:
         """What the launch leaves that makes dx, and goes back through what follows."""
-        return self.relus_dropped[op][0].dx if op in self.relus_dropped else op.dx
+        return self.behind_dropouts[op].of(op.dx) if op in self.behind_dropouts else op.dx
+
+    def output_of(self, op: ops.Dense) -> str:
+        """What the launch leaves that makes y, or drops some of it."""
+        return self.before_dropouts[op].y if op in self.before_dropouts else op.y
 
     def derivative(self, op: ops.DenseBackward | ops.LocallyConnectedBackward | ops.DropoutBackward) -> Derivative:
         """The activation's derivative that multiplies dx, if it is the next operation."""
         after = self.following.get(op)
-        if op in self.relus_dropped and isinstance(op, ops.DenseBackward):
-            dropout, relu = self.relus_dropped[op]
-            return Derivative(relu, op.x in self.without_floats, dropout, op.x)
+        if op in self.behind_dropouts:
+            behind = self.behind_dropouts[op]
+            return replace(behind, of_operands=behind.saved in self.without_floats)
         if op.dx is None or not isinstance(after, ops.ActivationBackward) or after.dy != op.dx:
             return Derivative()
         return Derivative(after, after.saved in self.without_floats)
@@ -333,6 +372,10 @@ def fuse(selection: Selection) -> Fused:
         new = _groups_of(facts, each)
         made += new
         done |= {fused for group in new for fused in group.operations() if _is_done(fused)}
+    if drawn := facts.drawn:
+        why = "products end with these dropouts or go back through them: their elements are drawn once for both"
+        first = next(place for place, group in enumerate(made) if not set(group.operations()).isdisjoint(drawn))
+        made.insert(first, groups.DrawDropouts(facts.titles[drawn[0]], why, drawn))
     if selection.row_step and not selection.row_step.form:
         made = _with_updates_after_row_step(facts, made)
     elif selection.work.in_place and _updates_together(selection) and not facts.has_tail:
@@ -522,13 +565,17 @@ def _forward(facts: _Facts, op: ops.Dense, title: str) -> list[Group]:
     if facts.head_backward and op is facts.layers[-1]:
         return [_head(facts, op, facts.head_backward, title)]
     if isinstance(forward, (Simt, WarpSplit, WholeBatch)):
-        dropout = facts.dropout(op) if isinstance(forward, WholeBatch) else None
+        dropout = facts.dropout(op) if isinstance(forward, WholeBatch) else facts.before_dropouts.get(op)
         return [groups.DenseForward(title, forward.why, op, forward, facts.by_order(op.x), dropout)]
     assert isinstance(forward, SplitK)
     partials = groups.DensePartials(title, forward.why, op, forward, facts.by_order(op.x), _next_partials(facts, op))
     why = "split-K partials are added up in a fixed order"
     added_by_tail = facts.has_tail and not facts.is_part(op)
-    return [partials] if added_by_tail else [partials, groups.AddPartials(title, why, op, forward)]
+    return (
+        [partials]
+        if added_by_tail
+        else [partials, groups.AddPartials(title, why, op, forward, facts.before_dropouts.get(op))]
+    )
 
 
 def _next_partials(facts: _Facts, op: ops.Dense | ops.DenseBackward) -> FewRows | None:
@@ -649,7 +696,8 @@ def _gemm_forward(facts: _Facts, op: ops.Dense, title: str) -> list[Group]:
         made = [groups.SplitRows(title, why, op.x, op, by_order, copied, is_staged, operands=True)]
     if loss := facts.ends_with_loss(op):
         return [*made, groups.GemmForwardLoss(title, facts.loss_path(loss).product.why, op, path, loss)]
-    return [*made, groups.GemmForward(title, path.why, op, path, facts.forms(op.y))]
+    y = facts.forms(facts.output_of(op))
+    return [*made, groups.GemmForward(title, path.why, op, path, y, facts.before_dropouts.get(op))]
 
 
 def _gemm_backward(facts: _Facts, op: ops.DenseBackward, title: str) -> list[Group]:

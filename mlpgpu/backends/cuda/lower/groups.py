@@ -48,8 +48,9 @@ class Derivative:
 
     Attributes:
         of_operands: whether what was saved is there as operands alone.
-        dropout: one between the activation, a ReLU, and the layer whose dx is made.
-        dropped: what it left, whose zeros are the ReLU's and its own, so that no mask is read.
+        dropout: one between the activation and the layer whose dx is made.
+        dropped: what it left, if that stands for what the activation saved.  Of a ReLU its zeros are both's, so that it
+            needs no mask.
     """
 
     op: ops.ActivationBackward | None = None
@@ -69,6 +70,16 @@ class Derivative:
     def keep(self) -> float:
         """What the derivative is multiplied by: 1 without a dropout."""
         return 1.0 / (1.0 - self.dropout.rate) if self.dropout else 1.0
+
+    @property
+    def masked(self) -> ops.DropoutBackward | None:
+        """The dropout whose mask dx needs."""
+        return None if self.activation == "relu" and self.dropped else self.dropout
+
+    @property
+    def restore(self) -> float:
+        """What makes that which the activation saved of what the dropout left of it."""
+        return 1.0 - self.masked.rate if self.masked and self.dropped else 1.0
 
     def of(self, dx: str | None) -> str | None:
         """The buffer that a kernel leaves which makes ``dx`` and multiplies by this."""
@@ -111,6 +122,13 @@ class StandardizeRows(Group):
     """Inputs, standardized column by column."""
 
     op: ops.Standardize
+
+
+@dataclass(frozen=True)
+class DrawDropouts(Group):
+    """Which elements those dropouts keep that products end with, or go back through, on one shard."""
+
+    ops: tuple[ops.Dropout, ...]
 
 
 @dataclass(frozen=True)
@@ -159,7 +177,8 @@ class OutputRows(Group):
 
 @dataclass(frozen=True)
 class DenseForward(Group):
-    """A dense layer's outputs; ``by_order`` if the product fetches its rows from the data set."""
+    """A dense layer's outputs, and what a dropout leaves of them; ``by_order`` if the product fetches its rows from the
+    data set."""
 
     op: ops.Dense
     path: Simt | WarpSplit | WholeBatch
@@ -179,10 +198,11 @@ class DensePartials(Group):
 
 @dataclass(frozen=True)
 class AddPartials(Group):
-    """A layer's outputs from its split-K partials."""
+    """A layer's outputs, or what a dropout leaves of them, from its split-K partials."""
 
     op: ops.Dense
     path: SplitK
+    dropout: ops.Dropout | None = None
 
 
 @dataclass(frozen=True)
@@ -296,11 +316,12 @@ class SplitColumns(Group):
 
 @dataclass(frozen=True)
 class GemmForward(Group):
-    """A dense layer's outputs, in the forms that their readers take."""
+    """A dense layer's outputs, or what a dropout leaves of them, in the forms that their readers take."""
 
     op: ops.Dense
     path: Gemm
     y: Stored
+    dropout: ops.Dropout | None = None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ....errors import BackendError
 from ....plan import Plan
-from ..kernels.launches import DELTAS, OUTPUTS
+from ..kernels.launches import DELTAS, KEPT_ELEMENTS, OUTPUTS
 from ..runtime import Arena, Device, aligned
 from ..select.local_stack import ROW_ARRAYS
 
@@ -59,7 +59,8 @@ def _grows_with_rows(name: str, plan: Plan) -> bool:
     is_of_buffer = not of_buffer or of_buffer.startswith(("components", "row_scales", "fragments"))
     has_rows = buffer in plan.buffers and plan.buffers[buffer].axes[1] == "row"
     of_blocks = "row step.y", "row step.dz", "tensor row step.slopes", "input layer.sums", "input layer.deltas"
-    return (has_rows and is_of_buffer) or name.endswith(ROW_ARRAYS) or name in (*of_blocks, OUTPUTS, DELTAS)
+    is_listed = name in (*of_blocks, OUTPUTS, DELTAS) or name.startswith(KEPT_ELEMENTS) or name.endswith(ROW_ARRAYS)
+    return (has_rows and is_of_buffer) or is_listed
 
 
 def check_room(plan: Plan, device: Device, sizes: Mapping[str, int]) -> None:

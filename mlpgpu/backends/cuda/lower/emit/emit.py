@@ -27,6 +27,7 @@ from .shard import Shard
 _EMIT: dict[type[Group], Callable[[Shard, Any], None]] = {
     groups.GatherRows: rows.gather,
     groups.StandardizeRows: rows.standardize,
+    groups.DrawDropouts: rows.draw_dropouts,
     groups.DropOut: rows.dropout,
     groups.Differentiate: rows.differentiate,
     groups.LossRows: rows.loss,

@@ -36,7 +36,8 @@ def head(shard: Shard, group: Head) -> None:
         group, entry, (blocks, parts, 1),
         **weighed(shard, (blocks, 1, 1)), **statistics(shard, group.targets), x=shard.ref(dense.x),
         w=shard.ref(dense.weight), b=shard.ref(dense.bias), delta=delta, saved=shard.ref(derivative.saved),
-        activation=kernels.activation_number(derivative.activation), keep=derivative.keep, dx=dx,
+        activation=kernels.activation_number(derivative.activation),
+        **shard.kept(derivative.masked) | {"keep": derivative.keep}, restore=derivative.restore, dx=dx,
         dx_components=components, dx_stride=elements_of(shard, dense.x), dx_component_count=component_count(shard),
         dx_row_scales=scales, k=k, n=shard.width(op.logits),
     )  # fmt: skip

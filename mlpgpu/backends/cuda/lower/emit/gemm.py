@@ -150,7 +150,7 @@ def _bias_sum(shard: Shard, dbias: str | None, n: int, is_summed: bool) -> Value
 def forward(shard: Shard, group: GemmForward) -> None:
     op = group.op
     k, n = shard.shapes[op.weight]
-    y, y_components = written(shard, op.y, group.y)
+    y, y_components = written(shard, group.dropout.y if group.dropout else op.y, group.y)
     tile = group.path.tile
     shard.add(
         group, kernels.tensor_forward(op.activation, tile),
@@ -159,7 +159,7 @@ def forward(shard: Shard, group: GemmForward) -> None:
         w_column_scales=weight_words(shard, op.weight)["column_scales"], x=floats(shard, op.x),
         w=floats(shard, op.weight),
         b=shard.ref(op.bias), z=shard.stored(op.z), y=y, y_components=y_components,
-        y_stride=component_elements(shard, n), prefetch=0,
+        y_stride=component_elements(shard, n), **shard.kept(group.dropout), prefetch=0,
         k=k, n=n,
     )  # fmt: skip
 
@@ -203,7 +203,8 @@ def backward_input(shard: Shard, group: GemmInput) -> None:
         dz_row_scales=rows_words(shard, op.dz),
         w_row_scales=weight_words(shard, op.weight)["row_scales"], dz=floats(shard, op.dz), w=floats(shard, op.weight),
         **saved,
-        dx=dx, dx_components=dx_components, dx_stride=component_elements(shard, k), keep=derivative.keep, prefetch=0,
+        dx=dx, dx_components=dx_components, dx_stride=component_elements(shard, k),
+        **shard.kept(derivative.masked) | {"keep": derivative.keep}, restore=derivative.restore, prefetch=0,
         k=k, n=n,
     )  # fmt: skip
 

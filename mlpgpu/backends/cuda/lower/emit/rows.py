@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 
 from ..... import plan as ops
+from .....random import least_kept
 from ... import kernels
-from ...kernels import strided_grid
+from ...kernels import ceil_div, strided_grid
 from ...kernels.launches import At, Value
 from ...select.loss import loss_blocks
-from ..groups import Differentiate, DropOut, GatherRows, LossRows, OutputRows, StandardizeRows
+from ..groups import Differentiate, DrawDropouts, DropOut, GatherRows, LossRows, OutputRows, StandardizeRows
 from .operands import component_count, elements_of, written
 from .shard import Grid, Shard
 
 SUMS_BYTES = 16
+DRAWN_DROPOUTS = "drawn dropouts"
 
 
 def gather(shard: Shard, group: GatherRows) -> None:
@@ -49,6 +51,22 @@ def dropout(shard: Shard, group: DropOut) -> None:
         components=components, component_stride=elements_of(shard, group.y), component_count=component_count(shard),
         n=n, **shard.dropout(group.op),
     )  # fmt: skip
+
+
+def draw_dropouts(shard: Shard, group: DrawDropouts) -> None:
+    """One launch for several steps: what it draws depends on a step's number alone."""
+    described: list[int] = []
+    for op in group.ops:
+        described += [op.layer, shard.width(op.x), least_kept(op.rate), shard.lay_kept(op)]
+    shard.lowered.words[DRAWN_DROPOUTS] = tuple(described)
+    kept = shard.kept_elements
+    words = shard.lowered.staged_bytes[kept] // 4
+    blocks = ceil_div(words, kernels.ROW_THREADS), 1, 1
+    launch = shard.launch(
+        group, kernels.draw_dropouts(), blocks, described=At(DRAWN_DROPOUTS), count=len(group.ops), kept=At(kept),
+        words=words, seed=At("seed"),
+    )  # fmt: skip
+    shard.lowered.staged.append(launch)
 
 
 def differentiate(shard: Shard, group: Differentiate) -> None:

@@ -10,7 +10,7 @@ from .....plan import Plan, bounds, inputs_of
 from .....random import least_kept
 from ... import kernels
 from ...kernels import Entry, Team, ceil_div, strided_grid
-from ...kernels.launches import BLOCKS_PER_MULTIPROCESSOR, At, Launch, Lowered, Value
+from ...kernels.launches import BLOCKS_PER_MULTIPROCESSOR, KEPT_ELEMENTS, At, Launch, Lowered, Value
 from ...select.select import Selection
 from ..groups import Group
 
@@ -71,6 +71,7 @@ class Shard:
         self.segments |= {p.name: At("partials", begin + p.offset) for p in plan.partials}
         self.read_as_fragments: frozenset[str] = frozenset()
         self.fragments: set[str] = set()
+        self._kept: dict[int, int] = {}  # by a dropout's layer, where the words begin that say what it keeps
         self.inputs: dict[str, At] = {}  # where the rows lie of which a gather makes a buffer
         for each in self.selection.operations:
             op = each.operation
@@ -131,6 +132,25 @@ class Shard:
         if op is None:
             return {"seed": At("seed"), "layer": 0, "least": 0, "keep": 0.0}
         return {"seed": At("seed"), "layer": op.layer, "least": least_kept(op.rate), "keep": 1.0 / (1.0 - op.rate)}
+
+    def lay_kept(self, op: ops.Dropout) -> int:
+        """Where the words begin that say which elements a dropout keeps, behind those of others."""
+        of_step, words = self.lowered.staged_bytes, ceil_div(self.rows * self.width(op.x), kernels.KEPT_BITS)
+        begin = of_step.get(self.kept_elements, 0) // 4
+        of_step[self.kept_elements] = 4 * (begin + words + 1)  # readers take two words at once
+        self._kept[op.layer] = begin
+        return begin
+
+    @property
+    def kept_elements(self) -> str:
+        """The name of the shard's array of such words."""
+        return f"{KEPT_ELEMENTS}@{self.number}"
+
+    def kept(self, op: ops.Dropout | ops.DropoutBackward | None) -> dict[str, Value]:
+        """What a product is told of a dropout that it ends with; of none, null and a factor of 1."""
+        if op is None:
+            return {"kept": None, "keep": 1.0}
+        return {"kept": At(self.kept_elements, self._kept[op.layer]), "keep": 1.0 / (1.0 - op.rate)}
 
     def updated(self, op: ops.DenseBackward) -> dict[str, Value]:
         """What a kernel changes that also makes the optimizer's step."""

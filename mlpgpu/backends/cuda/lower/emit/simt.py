@@ -34,7 +34,7 @@ def forward(shard: Shard, group: DenseForward) -> None:
     shard.add(
         group, kernels.dense_forward(op.activation, path.tile), path.tile.grid(shard.rows, n),
         **shard.rows_of(op.x, group.by_order), w=shard.ref(op.weight), b=shard.ref(op.bias), z=shard.stored(op.z),
-        y=shard.stored(op.y), k=k, n=n,
+        y=shard.stored(group.dropout.y if group.dropout else op.y), **shard.kept(group.dropout), k=k, n=n,
     )  # fmt: skip
 
 
@@ -83,7 +83,8 @@ def add_partials(shard: Shard, group: AddPartials) -> None:
     blocks = min(kernels.sum_partials_blocks(shard.rows * n), MOST_SUM_BLOCKS)
     shard.add(
         group, kernels.dense_forward_sum_partials(op.activation), (blocks, 1, 1),
-        **added_partials(shard, op, group.path), b=shard.ref(op.bias), z=shard.stored(op.z), y=shard.stored(op.y), n=n,
+        **added_partials(shard, op, group.path), b=shard.ref(op.bias), z=shard.stored(op.z),
+        y=shard.stored(group.dropout.y if group.dropout else op.y), **shard.kept(group.dropout), n=n,
     )  # fmt: skip
 
 
@@ -105,7 +106,8 @@ def backward_input(shard: Shard, group: DenseInput) -> None:
     shard.add(
         group, kernels.dense_backward_input(derivative.activation, tile), tile.grid(shard.rows, k),
         dz=shard.ref(op.dz), w=shard.ref(op.weight), saved=shard.ref(derivative.saved),
-        dx=shard.stored(derivative.of(op.dx)), keep=derivative.keep, k=k, n=n,
+        dx=shard.stored(derivative.of(op.dx)), **shard.kept(derivative.masked) | {"keep": derivative.keep},
+        restore=derivative.restore, k=k, n=n,
     )  # fmt: skip
 
 
