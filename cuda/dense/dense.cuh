@@ -35,15 +35,23 @@ struct ForwardRows : RowsEpilogue {
     const float* b;
     float *z, *y;
     KeptElements kept;
-    using Loaded = float;
+    struct Loaded {
+        float bias;
+        uint32_t kept;  // a word
+    };
     struct Made {
         float z, y;
+        uint32_t kept;
     };
-    __device__ __forceinline__ Loaded load(int, int column) const { return b ? b[column] : 0.0f; }
-    __device__ __forceinline__ Made finish(float sum, Loaded bias) const { return {sum + bias, Activation::forward(sum + bias)}; }
+    __device__ __forceinline__ Loaded load(int row, int column) const {
+        return {b ? b[column] : 0.0f, kept.words ? kept.word(row, column) : 0};
+    }
+    __device__ __forceinline__ Made finish(float sum, const Loaded& of) const {
+        return {sum + of.bias, Activation::forward(sum + of.bias), of.kept};
+    }
     __device__ __forceinline__ void put(int row, int column, const Made& made) const {
         if (z) z[offset(row, column)] = made.z;
-        y[offset(row, column)] = kept.words ? kept(kept.has(offset(row, column)), made.y) : made.y;
+        y[offset(row, column)] = kept.words ? kept(kept.has(made.kept, column), made.y) : made.y;
     }
 };
 
@@ -54,13 +62,22 @@ struct BackwardInputRows : RowsEpilogue {
     float* dx;
     float keep, restore;
     KeptElements kept;
-    using Loaded = float;
-    __device__ __forceinline__ Loaded load(int row, int column) const { return saved ? saved[offset(row, column)] : 0.0f; }
-    __device__ __forceinline__ float finish(float sum, Loaded of) const {
-        return saved ? sum * (Activation::derivative(of * restore) * keep) : sum;
+    struct Loaded {
+        float saved;
+        uint32_t kept;  // a word
+    };
+    struct Made {
+        float dx;
+        uint32_t kept;
+    };
+    __device__ __forceinline__ Loaded load(int row, int column) const {
+        return {saved ? saved[offset(row, column)] : 0.0f, kept.words ? kept.word(row, column) : 0};
     }
-    __device__ __forceinline__ void put(int row, int column, float value) const {
-        dx[offset(row, column)] = kept.words ? kept(kept.has(offset(row, column)), value) : value;
+    __device__ __forceinline__ Made finish(float sum, const Loaded& of) const {
+        return {saved ? sum * (Activation::derivative(of.saved * restore) * keep) : sum, of.kept};
+    }
+    __device__ __forceinline__ void put(int row, int column, const Made& made) const {
+        dx[offset(row, column)] = kept.words ? kept(kept.has(made.kept, column), made.dx) : made.dx;
     }
 };
 
@@ -77,7 +94,7 @@ __device__ __forceinline__ void dense_forward(const Step* step, int shard, int s
     const Operand<false> weights = {w, n, k, n};
     const int64_t first = static_cast<int64_t>(rows.first) * n;
     gemm_tile(T(), a, weights, m0, n0, 0, k, NoColumnSum(),
-              ForwardRows<Activation>{{n}, b, z ? z + first : z, y + first, {kept, keep}});
+              ForwardRows<Activation>{{n}, b, z ? z + first : z, y + first, {kept, keep, n}});
 }
 
 // dx = (dz Wᵀ) ∘ f'(saved · restore), f being the activation that made x; `saved` is null where there was none, or where the
@@ -96,7 +113,7 @@ __device__ __forceinline__ void dense_backward_input(const Step* step, int shard
     const Operand<true> weights = {w, k, n, n};
     const int64_t first = static_cast<int64_t>(rows.first) * k;
     gemm_tile(T(), a, weights, m0, n0, 0, n, NoColumnSum(),
-              BackwardInputRows<Activation>{{k}, saved ? saved + first : saved, dx + first, kept ? 1.0f : keep, restore, {kept, keep}});
+              BackwardInputRows<Activation>{{k}, saved ? saved + first : saved, dx + first, kept ? 1.0f : keep, restore, {kept, keep, k}});
 }
 
 // dW = xᵀ dz (k, n) and db = Σ dz (n,) over the shard's rows, in order; db is null without a bias.

@@ -56,7 +56,12 @@ __device__ __forceinline__ void dense_forward_sum_partials(const Step* step, int
         sum += b ? b[offset % n] : 0.0f;
         if (z) z[offset] = sum;
         sum = Activation::forward(sum);
-        y[offset] = kept ? KeptElements{kept, keep}(KeptElements{kept, keep}.has(offset - first), sum) : sum;
+        if (kept) {
+            const KeptElements elements = {kept, keep, n};
+            const int row = static_cast<int>((offset - first) / n), column = static_cast<int>(offset % n);
+            sum = elements(elements.has(elements.word(row, column), column), sum);
+        }
+        y[offset] = sum;
     };
     if (size >= PartSum::MANY) {
         for (int64_t i = blockIdx.x * static_cast<int64_t>(PartSum::THREADS) + threadIdx.x; i < size;

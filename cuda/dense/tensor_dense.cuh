@@ -30,7 +30,7 @@ struct ForwardEpilogue {
 
     __device__ __forceinline__ void begin() {}
     __device__ __forceinline__ bool is_aligned() const {
-        return is_vectored_or_null(b, n) && is_vectored_or_null(z, n) && is_vectored_or_null(y, n) && dropout.has_quads(n);
+        return is_vectored_or_null(b, n) && is_vectored_or_null(z, n) && is_vectored_or_null(y, n);
     }
 
     using Read = float4;
@@ -38,18 +38,18 @@ struct ForwardEpilogue {
     __device__ __forceinline__ Read read(int, int column) const {
         return b ? load_row<ALIGNED, APART>(b, n, column) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
-    template <bool ALIGNED, int APART = 1>
-    __device__ __forceinline__ uint32_t kept(int row, int column) const {
-        return dropout.words && row < rows ? dropout.of_quad<ALIGNED, APART>(static_cast<int64_t>(row) * n, column, n) : 0;
+    template <int APART = 1>
+    __device__ __forceinline__ uint64_t kept(int row, int column) const {
+        return dropout.words && row < rows ? dropout.of_quad<APART>(row, column) : 0;
     }
     template <bool ALIGNED, int APART = 1>
-    __device__ __forceinline__ void write(int row, int column, const float4& value, const Read& bias, uint32_t kept) const {
+    __device__ __forceinline__ void write(int row, int column, const float4& value, const Read& bias, uint64_t kept) const {
         float4 sum = make_float4(value.x + bias.x, value.y + bias.y, value.z + bias.z, value.w + bias.w);
         const int64_t offset = static_cast<int64_t>(row) * n;
         if (z && row < rows) store_row<ALIGNED, APART>(z + offset, n, column, sum);
         sum = make_float4(Activation::forward(sum.x), Activation::forward(sum.y), Activation::forward(sum.z),
                           Activation::forward(sum.w));
-        if (dropout.words) dropout.drop(kept, sum);
+        if (dropout.words) dropout.drop<APART>(kept, column, sum);
         if (y && row < rows) store_row<ALIGNED, APART>(y + offset, n, column, sum);
         if (WRITES_COMPONENTS && y_components) store_padded<Format, ALIGNED, APART>(y_components, y_stride, row, rows, column, n, sum);
     }
@@ -85,7 +85,7 @@ __device__ __forceinline__ void tensor_forward(const Step* step, int shard, int 
     const int64_t first = rows.first;
     const int pitch_k = padded_columns(k), pitch_n = padded_columns(n);
     const ForwardEpilogue<typename Product::Format, Activation> end = {
-        b, z ? z + first * n : z, y ? y + first * n : y, y_components, y_stride, {kept, keep}, rows.count, n};
+        b, z ? z + first * n : z, y ? y + first * n : y, y_components, y_stride, {kept, keep, n}, rows.count, n};
     const auto multiply = [&](int written, const auto& epilogue) {
         Product::template multiply<true, false>(x_components, x_stride, pitch_k, w_components, padded_rows(k) * pitch_n, pitch_n,
                                                 written, n, k, prefetch, epilogue);
@@ -116,7 +116,7 @@ struct BackwardInputEpilogue {
 
     __device__ __forceinline__ void begin() {}
     __device__ __forceinline__ bool is_aligned() const {
-        return is_vectored_or_null(saved_array, k) && is_vectored_or_null(dx, k) && dropout.has_quads(k);
+        return is_vectored_or_null(saved_array, k) && is_vectored_or_null(dx, k);
     }
 
     __device__ __forceinline__ float slope(float of) const { return Activation::derivative(of * restore) * keep; }
@@ -141,12 +141,12 @@ struct BackwardInputEpilogue {
         }
         return found;
     }
-    template <bool ALIGNED, int APART = 1>
-    __device__ __forceinline__ uint32_t kept(int row, int column) const {
-        return dropout.words && row < rows ? dropout.of_quad<ALIGNED, APART>(static_cast<int64_t>(row) * k, column, k) : 0;
+    template <int APART = 1>
+    __device__ __forceinline__ uint64_t kept(int row, int column) const {
+        return dropout.words && row < rows ? dropout.of_quad<APART>(row, column) : 0;
     }
     template <bool ALIGNED, int APART = 1>
-    __device__ __forceinline__ void write(int row, int column, float4 value, const Read& read, uint32_t kept) const {
+    __device__ __forceinline__ void write(int row, int column, float4 value, const Read& read, uint64_t kept) const {
         if (saved_array || (WRITES_COMPONENTS && saved_components)) {
             const uint2 (&words)[2] = read.quad.words;
             float4 of = make_float4(__uint_as_float(words[0].x), __uint_as_float(words[0].y),
@@ -160,7 +160,7 @@ struct BackwardInputEpilogue {
             value.x *= slope(of.x), value.y *= slope(of.y);
             value.z *= slope(of.z), value.w *= slope(of.w);
         }
-        if (dropout.words) dropout.drop(kept, value);
+        if (dropout.words) dropout.drop<APART>(kept, column, value);
         if (dx && row < rows) store_row<ALIGNED, APART>(dx + static_cast<int64_t>(row) * k, k, column, value);
         if (WRITES_COMPONENTS && dx_components)
             store_padded<Format, ALIGNED, APART>(dx_components, dx_stride, row, rows, column, k, value);
@@ -196,7 +196,7 @@ __device__ __forceinline__ void tensor_backward_input(const Step* step, int shar
     const int pitch = padded_columns(n);
     const BackwardInputEpilogue<typename Product::Format, Activation> end = {
         saved ? saved + first * k : saved, saved_components, dx ? dx + first * k : dx, dx_components, dx_stride,
-        kept ? 1.0f : keep, restore, {kept, keep}, rows.count, k};
+        kept ? 1.0f : keep, restore, {kept, keep, k}, rows.count, k};
     const auto multiply = [&](int written, const auto& epilogue) {
         Product::template multiply<true, true>(dz_components, dz_stride, pitch, w_components, padded_rows(k) * pitch, pitch,
                                                written, k, n, prefetch, epilogue);

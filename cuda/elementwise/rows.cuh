@@ -156,18 +156,20 @@ __device__ __forceinline__ void draw_dropouts(const Step* step, int shard, int s
     const DrawnDropout* of = reinterpret_cast<const DrawnDropout*>(described);
     for (int i = 1; i < count && word >= of[1].begin; ++i) ++of;
     const Rows rows = shard_rows(step + blockIdx.y, shard, shards);
-    const int64_t in_shard = static_cast<int64_t>(word - of->begin) * OF_WORD;
-    if (in_shard >= static_cast<int64_t>(rows.count) * of->n) return;
-    const int64_t first = static_cast<int64_t>(rows.first) * of->n + in_shard;
-    const int before = static_cast<int>(first % DROPOUT_BLOCK);  // elements of the first block that are not the word's
-    uint64_t bits = 0;
+    const int n = of->n, of_row = ceil_div(n, OF_WORD), row = (word - of->begin) / of_row;
+    if (row >= rows.count) return;
+    const int column = (word - of->begin - row * of_row) * OF_WORD;
+    const int64_t first = (static_cast<int64_t>(rows.first) + row) * n + column;
+    // Of the first block of half words, elements before the word's; from `end` on nobody asks for them.
+    const int before = static_cast<int>(first % DROPOUT_BLOCK), end = before + min(OF_WORD, n - column);
+    const int64_t number = step[blockIdx.y].number;
+    const auto of_block = [&](int i) {
+        const DropoutWords drawn = dropout_words(seed, number, of->layer, (first + i) / DROPOUT_BLOCK);
+        return static_cast<uint64_t>(kept_of_block(drawn, of->least)) << i;
+    };
+    uint64_t bits = end > OF_WORD ? of_block(OF_WORD) : 0;
 #pragma unroll
-    for (int i = 0; i <= OF_WORD; i += DROPOUT_BLOCK) {
-        if (i == OF_WORD && before == 0) continue;
-        const DropoutWords drawn = dropout_words(seed, step[blockIdx.y].number, of->layer, (first + i) / DROPOUT_BLOCK);
-#pragma unroll
-        for (int q = 0; q < DROPOUT_BLOCK; ++q) bits |= static_cast<uint64_t>(drawn[q] >= of->least) << (i + q);
-    }
+    for (int i = 0; i < OF_WORD; i += DROPOUT_BLOCK) bits |= of_block(i);
     kept[static_cast<int64_t>(blockIdx.y) * words + word] = static_cast<uint32_t>(bits >> before);
 }
 

@@ -210,7 +210,7 @@ __device__ __forceinline__ void column_head(const Step* step, int shard, int sha
     if (!has_dx && !is_padding) return;
     uint16_t* const of_block = dx_components ? dx_components + static_cast<int64_t>(row0) * padded_columns(k) : nullptr;
     const HeadInputGradient gradient = {dx ? dx + first * k : nullptr, of_block, dx_stride, dx_component_count, rows, k,
-                                        {kept, keep}, static_cast<int64_t>(row0) * k};
+                                        {kept, keep, k}, row0};
     const float factor = kept ? 1.0f : keep;
     int tops[Vectors::ROWS];
 #pragma unroll

@@ -193,7 +193,7 @@ struct HeadInputGradient {
     int64_t component_stride;
     int component_count, rows, k;
     KeptElements dropout;
-    int64_t first;  // element of the shard's dx
+    int first;  // of the block's rows in the shard
 
     // Drops what a dropout does of columns `column` to `column` + 3 of ROWS rows, PITCH apart in `values`, from the block's row
     // `row` on.
@@ -202,9 +202,10 @@ struct HeadInputGradient {
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
             if (row + r >= rows || column >= k) continue;
-            const uint32_t bits = dropout.from(first + static_cast<int64_t>(row + r) * k + column);
+            const uint32_t word = dropout.word(first + row + r, column);
 #pragma unroll
-            for (int i = 0; i < 4; ++i) values[r * PITCH + i] = dropout(bits >> i & 1, values[r * PITCH + i]);
+            for (int i = 0; i < 4; ++i)
+                values[r * PITCH + i] = dropout(KeptElements::has(word, column + i), values[r * PITCH + i]);
         }
     }
 
@@ -319,7 +320,7 @@ __device__ __forceinline__ void head(const Step* step, int shard, int shards, co
     if (!((dx || dx_components) && rows > 0) && !is_padding) return;
     uint16_t* const of_block = dx_components ? dx_components + static_cast<int64_t>(row0) * padded_columns(k) : nullptr;
     const HeadInputGradient gradient = {dx ? dx + first * k : nullptr, of_block, dx_stride, dx_component_count, rows, k,
-                                        {kept, keep}, static_cast<int64_t>(row0) * k};
+                                        {kept, keep, k}, row0};
     const float factor = kept ? 1.0f : keep;
     int tops[T::ROWS_PER_LANE];
 #pragma unroll

@@ -93,7 +93,7 @@ struct SharedSums {
         constexpr int MOST = !HAS_SCALES ? (IS_LARGE ? 2 : 4) : T::COMPONENTS > 1 ? 2 : 1, GROUP = QUADS < MOST ? QUADS : MOST;
         Read read[GROUP];
         Scales scales[GROUP];
-        uint32_t kept[GROUP];
+        uint64_t kept[GROUP];
         const bool takes_part = static_cast<int>(threadIdx.x) < ROWS * LANES;  // whole warps do
         constexpr int APART = ALIGNED || Epilogue::READS_COMPONENTS ? 1 : LANES;
         const int to = n0 + first_column<APART>();
@@ -105,7 +105,7 @@ struct SharedSums {
                 const int row = m0 + row_of(first + i, rank), j = n0 + column();
                 read[i] = inside(first + i, to) ? epilogue.template read<ALIGNED, APART>(row, to) : Read();
                 scales[i] = inside(first + i, j) ? epilogue.scales(row, j) : Scales();
-                kept[i] = inside(first + i, to) ? epilogue.template kept<ALIGNED, APART>(row, to) : 0;
+                kept[i] = inside(first + i, to) ? epilogue.template kept<APART>(row, to) : 0;
             }
         };
         load(0);

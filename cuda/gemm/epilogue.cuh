@@ -9,10 +9,10 @@
 //     scales(row, column)                      loads what rescale() needs, so that the loads of several quads overlap
 //     rescale(row, column, sum, scales)        makes elements of C of the sums; whole warps call it at once, outside C with
 //                                              scales of 0
-//     kept<ALIGNED>(row, column)               loads which elements of a quad a dropout keeps, if it MAY_DROP some
+//     kept(row, column)                        loads which elements of a quad a dropout keeps, if it MAY_DROP some
 //     write<ALIGNED>(row, column, value, read, kept)
 //                                              finishes a quad that begins inside C and may end beyond its last column;
-//                                              read, kept and write<false, APART>() take one whose columns are so far apart
+//                                              read<false, APART>(), kept<APART>() and write<false, APART>() take one whose columns are so far apart
 //     columns(first, count, thread, threads)   does what is done once per column, by `threads` threads of the blocks that
 //                                              compute C's first rows
 //     column_partials()                        where gemm/gemm_sm90.cuh stores partial sums of B's columns, or null
@@ -213,13 +213,13 @@ struct Epilogue {
         sums.rescale(row, column, sum, scales);
     }
     static constexpr bool MAY_DROP = Values::MAY_DROP;
-    template <bool ALIGNED, int APART = 1>
-    __device__ __forceinline__ uint32_t kept(int row, int column) const {
-        if constexpr (MAY_DROP) return values.template kept<ALIGNED, APART>(row, column);
+    template <int APART = 1>
+    __device__ __forceinline__ uint64_t kept(int row, int column) const {
+        if constexpr (MAY_DROP) return values.template kept<APART>(row, column);
         return 0;
     }
     template <bool ALIGNED, int... APART>
-    __device__ __forceinline__ void write(int row, int column, const float4& value, const Read& read, uint32_t kept) const {
+    __device__ __forceinline__ void write(int row, int column, const float4& value, const Read& read, uint64_t kept) const {
         if constexpr (MAY_DROP) values.template write<ALIGNED, APART...>(row, column, value, read, kept);
         else values.template write<ALIGNED, APART...>(row, column, value, read);
     }

@@ -88,12 +88,12 @@ __device__ __forceinline__ void finish_fragments(const float (&c)[T::FRAGMENTS_M
             const auto inside = [&](int q) { return row < rows && column(q) < columns; };
             Read read[QUADS];
             Scales scales[QUADS];
-            uint32_t kept[QUADS];
+            uint64_t kept[QUADS];
 #pragma unroll
             for (int q = 0; q < QUADS; ++q)
                 read[q] = inside(q) ? epilogue.template read<ALIGNED>(row, column(q)) : Read(),
                 scales[q] = inside(q) ? epilogue.scales(row, column(q)) : Scales(),
-                kept[q] = inside(q) ? epilogue.template kept<ALIGNED>(row, column(q)) : 0;
+                kept[q] = inside(q) ? epilogue.kept(row, column(q)) : 0;
 #pragma unroll
             for (int q = 0; q < QUADS; ++q) {
                 const float* const left = c[i][2 * q] + 2 * half;

@@ -72,9 +72,9 @@ struct StagedEpilogue {
     }
 
     template <class Quads>
-    __device__ __forceinline__ uint32_t kept(int piece, int i) const {
+    __device__ __forceinline__ uint64_t kept(int piece, int i) const {
         if (!Epilogue::MAY_DROP || !inside<Quads>(piece, i)) return 0;
-        return epilogue.template kept<Quads::ALIGNED, Quads::APART>(m0 + row_in_piece(i), column<Quads>(piece));
+        return epilogue.template kept<Quads::APART>(m0 + row_in_piece(i), column<Quads>(piece));
     }
 
     // Sums are rescaled as quads of neighbours.
@@ -93,7 +93,7 @@ struct StagedEpilogue {
 
     template <class Quads>
     __device__ __forceinline__ void finish(float* staging, int piece, int i, const Read& read, const Scales& scales,
-                                           uint32_t kept) const {
+                                           uint64_t kept) const {
         const int row = m0 + row_in_piece(i);
         float* const staged = staging + row_in_piece(i) * PITCH;
         float4* const neighbours = reinterpret_cast<float4*>(staged + threadIdx.x % LANES * 4);
@@ -131,7 +131,7 @@ struct StagedEpilogue {
     __device__ __forceinline__ void run_unrolled(const float (&c)[T::COUNT], float* staging) const {
 #pragma unroll
         for (int piece = 0; piece < PIECES; ++piece) {
-            uint32_t kept_of_piece[QUADS];
+            uint64_t kept_of_piece[QUADS];
 #pragma unroll
             for (int i = 0; i < QUADS; ++i) kept_of_piece[i] = kept<Vectors>(piece, i);
             stage(c + piece * (WIDTH / 2), staging);
@@ -177,7 +177,7 @@ struct StagedEpilogue {
             for (int d = 0; d < DEEP; ++d) {
                 const int piece = first / QUADS + d, begin = first % QUADS;
                 Scales scales_of_group[GROUP];
-                uint32_t kept_of_group[GROUP];
+                uint64_t kept_of_group[GROUP];
 #pragma unroll
                 for (int i = 0; i < GROUP; ++i) scales_of_group[i] = scales(piece, begin + i), kept_of_group[i] = kept<Quads>(piece, begin + i);
                 if (begin == 0) {
@@ -208,7 +208,7 @@ struct StagedEpilogue {
             __syncwarp();
 #pragma unroll 1
             for (int first = 0; first < QUADS; first += GROUP) {
-                uint32_t kept_of_group[GROUP];
+                uint64_t kept_of_group[GROUP];
 #pragma unroll
                 for (int i = 0; i < GROUP; ++i) {
                     if (!LOADS_NEXT) loaded[i] = read<Quads>(piece, first + i);
@@ -313,12 +313,14 @@ struct StagedComponents<T, Epilogue, true> {
         for (int i = 0; i < 2 * KEPT_WORDS; ++i) {
             const int row = m0 + threadIdx.x % WARP / 4 + i % 2 * 8, from = pair_column(piece, i / 2 * KeptElements::OF_WORD / 8);
             const bool is_inside = row < epilogue.filled() && from < n;
-            kept[i % 2][i / 2] = is_inside ? epilogue.dropout().from(static_cast<int64_t>(row) * n + from) : 0;
+            kept[i % 2][i / 2] = is_inside ? epilogue.dropout().word(row, from) : 0;
         }
     }
-    __device__ __forceinline__ float2 dropped(const uint32_t (&kept)[2][KEPT_WORDS], int i, const float2& pair) const {
-        const uint32_t bits = kept[i % 2][i / 2 * 8 / KeptElements::OF_WORD] >> i / 2 * 8 % KeptElements::OF_WORD;
-        return make_float2(epilogue.dropout()(bits & 1, pair.x), epilogue.dropout()(bits & 2, pair.y));
+    __device__ __forceinline__ float2 dropped(const uint32_t (&kept)[2][KEPT_WORDS], int piece, int i, const float2& pair) const {
+        const uint32_t word = kept[i % 2][i / 2 * 8 / KeptElements::OF_WORD];
+        const int column = pair_column(piece, i / 2);
+        const KeptElements& dropout = epilogue.dropout();
+        return make_float2(dropout(KeptElements::has(word, column), pair.x), dropout(KeptElements::has(word, column + 1), pair.y));
     }
 
     // Addresses in the staging tile: of a lane's vector v, as memory holds it, and of a pair's word, as registers hold it.
@@ -399,7 +401,7 @@ struct StagedComponents<T, Epilogue, true> {
                 else
                     made = epilogue.pair(made, operand[i / 2], loaded);
                 if constexpr (MAY_DROP)
-                    if (epilogue.dropout().words) made = dropped(kept, i, made);
+                    if (epilogue.dropout().words) made = dropped(kept, piece, i, made);
                 if (MANY)
                     rest[i] = made;
                 else

@@ -3,6 +3,7 @@
 // a block of them.
 #pragma once
 
+#include "common/integers.cuh"
 #include "common/portable.cuh"
 
 namespace mlpgpu {
@@ -20,7 +21,7 @@ __device__ __forceinline__ PhiloxKey philox_key(uint64_t seed) {
 }
 
 __device__ __forceinline__ void philox_round(uint32_t& c0, uint32_t& c1, uint32_t& c2, uint32_t& c3, const PhiloxKey& key) {
-    const uint64_t first = static_cast<uint64_t>(0xD2511F53u) * c0, second = static_cast<uint64_t>(0xCD9E8D57u) * c2;
+    const uint64_t first = multiply_wide(0xD2511F53u, c0), second = multiply_wide(0xCD9E8D57u, c2);
     c0 = static_cast<uint32_t>(second >> 32) ^ c1 ^ key.word[0], c1 = static_cast<uint32_t>(second);
     c2 = static_cast<uint32_t>(first >> 32) ^ c3 ^ key.word[1], c3 = static_cast<uint32_t>(first);
 }
@@ -50,6 +51,20 @@ __device__ __forceinline__ DropoutWords dropout_words(uint64_t seed, int64_t ste
     return made;
 }
 
+// Which of a block's elements have half words of at least `least`: a bit for each. A half word in the upper half of a word
+// is compared together with the lower one, which decides nothing.
+__device__ __forceinline__ uint32_t kept_of_block(const DropoutWords& drawn, uint32_t least) {
+    if (least >> 16) return 0;
+    const uint32_t high = least << 16;
+    uint32_t bits = 0;
+#pragma unroll
+    for (int i = 0; i < DROPOUT_BLOCK; ++i) {
+        const uint32_t half_word = i % 2 ? drawn.word[i / 2] : drawn.word[i / 2] << 16;
+        if (half_word >= high) bits |= 1u << i;
+    }
+    return bits;
+}
+
 // x · keep where an element's half word is at least `least` = rate · 2^16, rounded up, else x · 0, which leaves NaN as it is.
 // `keep` is 1 / (1 - rate).
 __device__ __forceinline__ float keep_or_drop(uint32_t half_word, uint32_t least, float keep, float x) {
@@ -57,42 +72,39 @@ __device__ __forceinline__ float keep_or_drop(uint32_t half_word, uint32_t least
 }
 
 // Which elements of a shard's rows a dropout keeps, as draw_dropouts of elementwise/rows.cuh has left them: a bit for each, 32
-// in a word. Without a dropout `words` is null.
+// in a word, where each row begins a new one. Without a dropout `words` is null.
 struct KeptElements {
     static constexpr int OF_WORD = 32;
 
     const uint32_t* words;
     float keep;  // 1 / (1 - rate)
+    int n;       // columns
 
-    __device__ __forceinline__ bool has(int64_t element) const { return words[element / OF_WORD] >> element % OF_WORD & 1; }
-    // Bits of OF_WORD neighbours, the first one's the lowest.
-    __device__ __forceinline__ uint32_t from(int64_t element) const {
-        const uint32_t* const two = words + element / OF_WORD;
-        const uint64_t both = static_cast<uint64_t>(two[1]) << OF_WORD | two[0];
-        return static_cast<uint32_t>(both >> element % OF_WORD);
+    __device__ __forceinline__ uint32_t word(int row, int column) const {
+        return words[static_cast<int64_t>(row) * ceil_div(n, OF_WORD) + column / OF_WORD];
+    }
+    static __device__ __forceinline__ bool has(uint32_t word, int column) { return word >> column % OF_WORD & 1; }
+
+    // The words of four elements of a row, APART columns from each other: neighbours from a multiple of 4 on, or such that the
+    // first two and the last two lie in one word each. They are taken apart later, so that loads of several overlap.
+    template <int APART>
+    __device__ __forceinline__ uint64_t of_quad(int row, int column) const {
+        const uint64_t first = word(row, column);
+        if (3 * APART < OF_WORD || column + 2 * APART >= n) return first;
+        return static_cast<uint64_t>(word(row, column + 2 * APART)) << OF_WORD | first;
+    }
+    template <int APART>
+    static __device__ __forceinline__ bool has(uint64_t of_quad, int column, int i) {
+        const bool is_later = 3 * APART >= OF_WORD && i >= 2;
+        return has(static_cast<uint32_t>(is_later ? of_quad >> OF_WORD : of_quad), column + i * APART);
     }
 
     // x after the dropout; one that is not kept becomes x · 0, which leaves NaN as it is.
     __device__ __forceinline__ float operator()(bool is_kept, float x) const { return is_kept ? x * keep : x * 0.0f; }
-
-    // Whether four neighbours of rows of n, the first column a multiple of 4, never lie in two words.
-    __device__ __forceinline__ bool has_quads(int n) const { return !words || n % 4 == 0; }
-    // Bits of four elements of a row of n that begins at element `row`, from `column` on and APART columns from each other;
-    // ALIGNED if it has_quads.
-    template <bool ALIGNED, int APART>
-    __device__ __forceinline__ uint32_t of_quad(int64_t row, int column, int n) const {
-        const int64_t first = row + column;
-        if (ALIGNED) return words[first / OF_WORD] >> first % OF_WORD;
-        if (APART == 1) return from(first);
-        uint32_t bits = 0;
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            if (column + i * APART < n) bits |= static_cast<uint32_t>(has(first + i * APART)) << i;
-        return bits;
-    }
-    __device__ __forceinline__ void drop(uint32_t bits, float4& quad) const {
-        const auto& self = *this;
-        quad = make_float4(self(bits & 1, quad.x), self(bits & 2, quad.y), self(bits & 4, quad.z), self(bits & 8, quad.w));
+    template <int APART>
+    __device__ __forceinline__ void drop(uint64_t of_quad, int column, float4& quad) const {
+        const auto after = [&](int i, float x) { return (*this)(has<APART>(of_quad, column, i), x); };
+        quad = make_float4(after(0, quad.x), after(1, quad.y), after(2, quad.z), after(3, quad.w));
     }
 };
 

@@ -504,7 +504,7 @@ def test_dropouts_of_several_steps_are_drawn_by_one_launch() -> None:
     low = lowered(make_plan(layers, **options))
     assert [launch.entry.name for launch in low.staged] == ["draw_dropouts"] * 2
     for shard, launch in enumerate(low.staged):
-        words = [ceil_div(50 * n, 32) + 1 for n in (70, 33)]
+        words = [50 * ceil_div(n, 32) for n in (70, 33)]
         assert low.staged_bytes[f"kept elements@{shard}"] == 4 * sum(words) and launch.values["words"] == sum(words)
         assert low.bytes[f"kept elements@{shard}"] == low.stages * 4 * sum(words)
         assert low.words["drawn dropouts"] == (1, 70, least_kept(0.2), 0, 3, 33, least_kept(0.5), words[0])

@@ -224,11 +224,11 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "pair_column(piece, 0)",
         kernels.tensor_forward("relu", kernels.sm90_tiles(kernels.BFLOAT16)[-1]),
     ),
-    "a word of kept elements without its neighbour": (
+    "the later elements of a dropped quad left out": (
         "math/dropout.cuh",
-        "static_cast<uint64_t>(two[1]) << OF_WORD | two[0]",
-        "two[0]",
-        kernels.tensor_forward("relu", kernels.narrow_tiles(kernels.BFLOAT16)[0]),
+        "const bool is_later = 3 * APART >= OF_WORD",
+        "const bool is_later = 3 * APART < OF_WORD",
+        kernels.tensor_forward("relu", kernels.tiles_sharing_k(kernels.HALF)[0]),
     ),
     "a shard's dropout drawn from a block's first element on": (
         "elementwise/rows.cuh",

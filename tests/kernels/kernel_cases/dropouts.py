@@ -36,11 +36,11 @@ def dropped(output: Output, batch: Batch, rate: float) -> Output:
 
 
 def kept_bits(batch: Batch, n: int, rate: float, step: int = STEP_NUMBER) -> np.ndarray:
-    """Which elements of a shard's rows a dropout keeps, 32 in a word, and a word behind them."""
-    bits = np.packbits(is_kept((batch.capacity, n), rate, step)[batch.part], bitorder="little")
-    words = np.zeros(kernels.ceil_div(bits.size, 4) + 1, np.uint32)
-    words.view(np.uint8)[: bits.size] = bits
-    return words
+    """Which elements of a shard's rows a dropout keeps, 32 of a row in a word; one word at least."""
+    bits = np.packbits(is_kept((batch.capacity, n), rate, step)[batch.part], axis=1, bitorder="little")
+    words = np.zeros((max(1, len(bits)), kernels.ceil_div(n, kernels.KEPT_BITS)), np.uint32)
+    words.view(np.uint8)[: len(bits), : bits.shape[1]] = bits
+    return words.ravel()
 
 
 def kept_arguments(batch: Batch, n: int, rate: float) -> dict[str, object]:

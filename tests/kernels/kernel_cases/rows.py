@@ -130,13 +130,12 @@ def draw_dropouts(batch: Batch, widths: tuple[int, ...], rate: float, *, steps: 
     words = [[kept_bits(batch, n, rate, STEP_NUMBER + i) for n in widths] for i in range(steps)]
     *begins, count = np.cumsum([0, *(len(each) for each in words[0])])
     masks, written = np.zeros(count, np.uint32), np.zeros(count, bool)
+    rows = batch.part.stop - batch.part.start
     for begin, n in zip(begins, widths, strict=True):
-        elements = (batch.part.stop - batch.part.start) * n
-        written[begin : begin + kernels.ceil_div(elements, kernels.KEPT_BITS)] = True
-        inside = np.packbits(np.ones(elements, bool), bitorder="little")
-        masks[begin:].view(np.uint8)[: inside.size] = (
-            inside  # bits behind a shard's last element are whatever was drawn
-        )
+        of_row = kernels.ceil_div(n, kernels.KEPT_BITS)
+        inside = np.zeros((rows, of_row), np.uint32)  # bits behind a row's last element are whatever was drawn
+        inside.view(np.uint8)[:, : kernels.ceil_div(n, 8)] = np.packbits(np.ones(n, bool), bitorder="little")
+        masks[begin : begin + inside.size], written[begin : begin + inside.size] = inside.ravel(), True
     made = np.stack([np.concatenate(each) for each in words])
     output = Output(
         wide(made & masks), np.zeros(made.shape), written & np.ones_like(made, bool), lambda found: wide(found & masks)

@@ -320,6 +320,7 @@ inline int __clzll(long long x) { return x ? __builtin_clzll(static_cast<unsigne
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>(uint64_t(a) * b >> 32); }
 
+inline uint64_t multiply_wide(uint32_t a, uint32_t b) { return uint64_t(a) * b; }
 inline void multiply_wide(uint64_t a, uint64_t b, uint64_t& high, uint64_t& low) {
     __extension__ using uint128 = unsigned __int128;
     const uint128 product = static_cast<uint128>(a) * b;

@@ -49,7 +49,7 @@ class Work:
         tensor_shapes: (k, n) of the layers that a step's count puts on tensor cores; None where no network was counted,
             and each layer is counted by itself.
         has_floats: whether the step's products of activations write or read float32 arrays beside operands: z, where a
-            derivative takes it, or what a dropout takes.
+            derivative takes it, and what scaled operands are made of; or end with dropouts, which take as long.
         has_tail: whether one launch makes what follows a first layer that is split along k.
     """
 
@@ -73,8 +73,9 @@ def work_of(
     shards = plan.shards if is_training else 1
     keeps_z = any(isinstance(op, Dense) and ACTIVATIONS[op.activation].saves == "z" for op in plan.training)
     drops_out = any(isinstance(op, Dropout) for op in plan.training)
+    is_scaled = operand_format is not None and operand_format.scaled  # whose operands lie beside floats
     return Work(
         setting, is_training, ceil_div(plan.capacity, shards), shards, plan.reduction, in_place and is_training,
         plan.ends_with_gradient, operand_format,
-        has_floats=is_training and (keeps_z or drops_out),
+        has_floats=is_training and (keeps_z or drops_out or is_scaled),
     )  # fmt: skip

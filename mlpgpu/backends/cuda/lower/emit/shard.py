@@ -135,9 +135,9 @@ class Shard:
 
     def lay_kept(self, op: ops.Dropout) -> int:
         """Where the words begin that say which elements a dropout keeps, behind those of others."""
-        of_step, words = self.lowered.staged_bytes, ceil_div(self.rows * self.width(op.x), kernels.KEPT_BITS)
+        of_step, words = self.lowered.staged_bytes, self.rows * ceil_div(self.width(op.x), kernels.KEPT_BITS)
         begin = of_step.get(self.kept_elements, 0) // 4
-        of_step[self.kept_elements] = 4 * (begin + words + 1)  # readers take two words at once
+        of_step[self.kept_elements] = 4 * (begin + words)
         self._kept[op.layer] = begin
         return begin
 
