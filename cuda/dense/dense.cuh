@@ -29,61 +29,92 @@ struct StoreRows : RowsEpilogue {
     __device__ __forceinline__ void put(int row, int column, float value) const { to[offset(row, column)] = value; }
 };
 
-// z = C + b, y = f(z), or what a dropout leaves of it; z and b may be null.
+// z = C + b, y = f(z); z and b may be null.
 template <class Activation>
 struct ForwardRows : RowsEpilogue {
+    const float* b;
+    float *z, *y;
+    using Loaded = float;
+    struct Made {
+        float z, y;
+    };
+    __device__ __forceinline__ Loaded load(int, int column) const { return b ? b[column] : 0.0f; }
+    __device__ __forceinline__ Made finish(float sum, Loaded bias) const { return {sum + bias, Activation::forward(sum + bias)}; }
+    __device__ __forceinline__ void put(int row, int column, const Made& made) const {
+        if (z) z[offset(row, column)] = made.z;
+        y[offset(row, column)] = made.y;
+    }
+};
+
+// dx = C ∘ f'(saved) · keep; `saved` may be null.
+template <class Activation>
+struct BackwardInputRows : RowsEpilogue {
+    const float* saved;
+    float* dx;
+    float keep;
+    using Loaded = float;
+    __device__ __forceinline__ Loaded load(int row, int column) const { return saved ? saved[offset(row, column)] : 0.0f; }
+    __device__ __forceinline__ float finish(float sum, Loaded of) const {
+        return saved ? sum * (Activation::derivative(of) * keep) : sum;
+    }
+    __device__ __forceinline__ void put(int row, int column, float value) const { dx[offset(row, column)] = value; }
+};
+
+// The same with a dropout: z = C + b, y = what it leaves of f(z).
+template <class Activation>
+struct DroppedForwardRows : RowsEpilogue {
     const float* b;
     float *z, *y;
     KeptElements kept;
     struct Loaded {
         float bias;
-        uint32_t kept;  // a word
+        uint32_t word;
     };
     struct Made {
         float z, y;
-        uint32_t kept;
+        uint32_t word;
     };
     __device__ __forceinline__ Loaded load(int row, int column) const {
-        return {b ? b[column] : 0.0f, kept.words ? kept.word(row, column) : 0};
+        return {b ? b[column] : 0.0f, kept.word(row, column)};
     }
     __device__ __forceinline__ Made finish(float sum, const Loaded& of) const {
-        return {sum + of.bias, Activation::forward(sum + of.bias), of.kept};
+        return {sum + of.bias, Activation::forward(sum + of.bias), of.word};
     }
     __device__ __forceinline__ void put(int row, int column, const Made& made) const {
         if (z) z[offset(row, column)] = made.z;
-        y[offset(row, column)] = kept.words ? kept(kept.has(made.kept, column), made.y) : made.y;
+        y[offset(row, column)] = kept(kept.has(made.word, column), made.y);
     }
 };
 
-// dx = C ∘ f'(saved · restore) · keep, of what a dropout `kept`; `saved` may be null.
+// dx = what it leaves of C ∘ f'(saved · restore); `saved` may be null.
 template <class Activation>
-struct BackwardInputRows : RowsEpilogue {
+struct DroppedInputRows : RowsEpilogue {
     const float* saved;
     float* dx;
-    float keep, restore;
+    float restore;
     KeptElements kept;
     struct Loaded {
         float saved;
-        uint32_t kept;  // a word
+        uint32_t word;
     };
     struct Made {
         float dx;
-        uint32_t kept;
+        uint32_t word;
     };
     __device__ __forceinline__ Loaded load(int row, int column) const {
-        return {saved ? saved[offset(row, column)] : 0.0f, kept.words ? kept.word(row, column) : 0};
+        return {saved ? saved[offset(row, column)] : 0.0f, kept.word(row, column)};
     }
     __device__ __forceinline__ Made finish(float sum, const Loaded& of) const {
-        return {saved ? sum * (Activation::derivative(of.saved * restore) * keep) : sum, of.kept};
+        return {saved ? sum * Activation::derivative(of.saved * restore) : sum, of.word};
     }
     __device__ __forceinline__ void put(int row, int column, const Made& made) const {
-        dx[offset(row, column)] = kept.words ? kept(kept.has(made.kept, column), made.dx) : made.dx;
+        dx[offset(row, column)] = kept(kept.has(made.word, column), made.dx);
     }
 };
 
-// z = x W + b, y = f(z), or what a dropout leaves of it, whose elements are `kept`, which is null without one.  z is null
-// where f' takes y.  Grid: (row tiles, column tiles).
-template <class Activation, class T>
+// z = x W + b, y = f(z), or if it DROPS some what a dropout leaves of it, whose elements are `kept`.  z is null where f' takes
+// y.  Grid: (row tiles, column tiles).
+template <class Activation, class T, bool DROPS = false>
 __device__ __forceinline__ void dense_forward(const Step* step, int shard, int shards, const float* x, const int* order,
                                               const float* w, const float* b, float* z, float* y, const uint32_t* kept,
                                               float keep, int k, int n) {
@@ -93,16 +124,19 @@ __device__ __forceinline__ void dense_forward(const Step* step, int shard, int s
     const Operand<true> a = {first_input_row(rows, x, order, k), rows.count, k, k, row_indices(rows, order)};
     const Operand<false> weights = {w, n, k, n};
     const int64_t first = static_cast<int64_t>(rows.first) * n;
-    gemm_tile(T(), a, weights, m0, n0, 0, k, NoColumnSum(),
-              ForwardRows<Activation>{{n}, b, z ? z + first : z, y + first, {kept, keep, n}});
+    if constexpr (DROPS)
+        gemm_tile(T(), a, weights, m0, n0, 0, k, NoColumnSum(),
+                  DroppedForwardRows<Activation>{{n}, b, z ? z + first : z, y + first, {kept, keep, n}});
+    else
+        gemm_tile(T(), a, weights, m0, n0, 0, k, NoColumnSum(), ForwardRows<Activation>{{n}, b, z ? z + first : z, y + first});
 }
 
 // dx = (dz Wᵀ) ∘ f'(saved · restore), f being the activation that made x; `saved` is null where there was none, or where the
 // derivative is applied later. Between f and W there may have been a dropout, by whose factor `keep` = 1 / (1 - rate) dx is
 // multiplied where its elements are `kept`; where f' takes y, what the dropout left of it is saved, and `restore` = 1 - rate
-// makes y of that. Of a ReLU the zeros of what is left are those of both, so that `kept` is null; keep and restore are 1 where
-// they are not needed.  Grid: (row tiles, tiles of k).
-template <class Activation, class T>
+// makes y of that. Of a ReLU the zeros of what is left are those of both, so that no kernel is needed that DROPS some; without a
+// dropout keep is 1.  Grid: (row tiles, tiles of k).
+template <class Activation, class T, bool DROPS = false>
 __device__ __forceinline__ void dense_backward_input(const Step* step, int shard, int shards, const float* dz,
                                                      const float* w, const float* saved, float* dx, const uint32_t* kept,
                                                      float keep, float restore, int k, int n) {
@@ -112,8 +146,12 @@ __device__ __forceinline__ void dense_backward_input(const Step* step, int shard
     const Operand<true> a = {dz + static_cast<int64_t>(rows.first) * n, rows.count, n, n};
     const Operand<true> weights = {w, k, n, n};
     const int64_t first = static_cast<int64_t>(rows.first) * k;
-    gemm_tile(T(), a, weights, m0, n0, 0, n, NoColumnSum(),
-              BackwardInputRows<Activation>{{k}, saved ? saved + first : saved, dx + first, kept ? 1.0f : keep, restore, {kept, keep, k}});
+    saved = saved ? saved + first : saved;
+    if constexpr (DROPS)
+        gemm_tile(T(), a, weights, m0, n0, 0, n, NoColumnSum(),
+                  DroppedInputRows<Activation>{{k}, saved, dx + first, restore, {kept, keep, k}});
+    else
+        gemm_tile(T(), a, weights, m0, n0, 0, n, NoColumnSum(), BackwardInputRows<Activation>{{k}, saved, dx + first, keep});
 }
 
 // dW = xᵀ dz (k, n) and db = Σ dz (n,) over the shard's rows, in order; db is null without a bias.

@@ -16,9 +16,9 @@
 
 namespace mlpgpu {
 
-// z = C + b, y = f(z), or what a dropout leaves of it. `y_components` receive y as bfloat16, with rows of 0 from `rows` on.
+// z = C + b, y = f(z), or if it DROPS some what a dropout leaves of it. `y_components` receive y as bfloat16, with rows of 0 from `rows` on.
 // Null outputs are skipped.
-template <class Format, class Activation>
+template <class Format, class Activation, bool DROPS>
 struct ForwardEpilogue {
     const float* b;  // (n,)
     float* z;        // (rows, n)
@@ -40,23 +40,23 @@ struct ForwardEpilogue {
     }
     template <int APART = 1>
     __device__ __forceinline__ uint64_t kept(int row, int column) const {
-        return dropout.words && row < rows ? dropout.of_quad<APART>(row, column) : 0;
+        return row < rows ? dropout.of_quad<APART>(row, column) : 0;
     }
     template <bool ALIGNED, int APART = 1>
-    __device__ __forceinline__ void write(int row, int column, const float4& value, const Read& bias, uint64_t kept) const {
+    __device__ __forceinline__ void write(int row, int column, const float4& value, const Read& bias, uint64_t kept = 0) const {
         float4 sum = make_float4(value.x + bias.x, value.y + bias.y, value.z + bias.z, value.w + bias.w);
         const int64_t offset = static_cast<int64_t>(row) * n;
         if (z && row < rows) store_row<ALIGNED, APART>(z + offset, n, column, sum);
         sum = make_float4(Activation::forward(sum.x), Activation::forward(sum.y), Activation::forward(sum.z),
                           Activation::forward(sum.w));
-        if (dropout.words) dropout.drop<APART>(kept, column, sum);
+        if (DROPS) dropout.drop<APART>(kept, column, sum);
         if (y && row < rows) store_row<ALIGNED, APART>(y + offset, n, column, sum);
         if (WRITES_COMPONENTS && y_components) store_padded<Format, ALIGNED, APART>(y_components, y_stride, row, rows, column, n, sum);
     }
     __device__ __forceinline__ void columns(int, int, int, int) const {}
     __device__ __forceinline__ float* column_partials() const { return nullptr; }
 
-    static constexpr bool WRITES_COMPONENTS = !Format::SCALED, READS_COMPONENTS = false, HAS_ROW_OPERAND = false, MAY_DROP = true;
+    static constexpr bool WRITES_COMPONENTS = !Format::SCALED, READS_COMPONENTS = false, HAS_ROW_OPERAND = false, MAY_DROP = DROPS;
     using Row = NoRowOperand;
     __device__ __forceinline__ bool is_components_alone() const { return y_components && !y && !z; }
     __device__ __forceinline__ const uint16_t* saved() const { return nullptr; }
@@ -72,9 +72,9 @@ struct ForwardEpilogue {
     }
 };
 
-// z = x W + b, y = f(z), or what a dropout leaves of it, whose elements are `kept`, which is null without one. Components of y
-// are stored if the format has no scales.
-template <class Product, class Activation>
+// z = x W + b, y = f(z), or if it DROPS some what a dropout leaves of it, whose elements are `kept`. Components of y are stored
+// if the format has no scales.
+template <class Product, class Activation, bool DROPS = false>
 __device__ __forceinline__ void tensor_forward(const Step* step, int shard, int shards,
                                                typename Product::Source x_components, int64_t x_stride,
                                                typename Product::Source w_components, const int* x_row_scales,
@@ -84,7 +84,7 @@ __device__ __forceinline__ void tensor_forward(const Step* step, int shard, int 
     const Rows rows = shard_rows(step, shard, shards);
     const int64_t first = rows.first;
     const int pitch_k = padded_columns(k), pitch_n = padded_columns(n);
-    const ForwardEpilogue<typename Product::Format, Activation> end = {
+    const ForwardEpilogue<typename Product::Format, Activation, DROPS> end = {
         b, z ? z + first * n : z, y ? y + first * n : y, y_components, y_stride, {kept, keep, n}, rows.count, n};
     const auto multiply = [&](int written, const auto& epilogue) {
         Product::template multiply<true, false>(x_components, x_stride, pitch_k, w_components, padded_rows(k) * pitch_n, pitch_n,
@@ -97,9 +97,9 @@ __device__ __forceinline__ void tensor_forward(const Step* step, int shard, int 
         multiply(y_components ? padded_rows(rows.count) : rows.count, epilogue_of(Unscaled(), end));
 }
 
-// dx = C ∘ f'(saved · restore) · keep, of what a dropout keeps (dense/dense.cuh), where `saved` is an array or bfloat16
+// dx = C ∘ f'(saved) · keep, or if it DROPS some C ∘ f'(saved · restore) and a dropout of that (dense/dense.cuh), where `saved` is an array or bfloat16
 // components, or neither; `dx_components` as above.
-template <class Format, class Activation>
+template <class Format, class Activation, bool DROPS>
 struct BackwardInputEpilogue {
     const float* saved_array;      // (rows, k)
     const uint16_t* saved_components;  // (components, rows, k)
@@ -111,7 +111,7 @@ struct BackwardInputEpilogue {
     int rows, k;
 
     static constexpr bool WRITES_COMPONENTS = !Format::SCALED, READS_COMPONENTS = WRITES_COMPONENTS;
-    static constexpr bool HAS_ROW_OPERAND = false, MAY_DROP = true;
+    static constexpr bool HAS_ROW_OPERAND = false, MAY_DROP = DROPS;
     using Row = NoRowOperand;
 
     __device__ __forceinline__ void begin() {}
@@ -119,7 +119,9 @@ struct BackwardInputEpilogue {
         return is_vectored_or_null(saved_array, k) && is_vectored_or_null(dx, k);
     }
 
-    __device__ __forceinline__ float slope(float of) const { return Activation::derivative(of * restore) * keep; }
+    __device__ __forceinline__ float slope(float of) const {
+        return DROPS ? Activation::derivative(of * restore) : Activation::derivative(of) * keep;
+    }
 
     // The words of a quad as they lie in the array, or in the components.
     struct Read {
@@ -143,10 +145,10 @@ struct BackwardInputEpilogue {
     }
     template <int APART = 1>
     __device__ __forceinline__ uint64_t kept(int row, int column) const {
-        return dropout.words && row < rows ? dropout.of_quad<APART>(row, column) : 0;
+        return row < rows ? dropout.of_quad<APART>(row, column) : 0;
     }
     template <bool ALIGNED, int APART = 1>
-    __device__ __forceinline__ void write(int row, int column, float4 value, const Read& read, uint64_t kept) const {
+    __device__ __forceinline__ void write(int row, int column, float4 value, const Read& read, uint64_t kept = 0) const {
         if (saved_array || (WRITES_COMPONENTS && saved_components)) {
             const uint2 (&words)[2] = read.quad.words;
             float4 of = make_float4(__uint_as_float(words[0].x), __uint_as_float(words[0].y),
@@ -160,7 +162,7 @@ struct BackwardInputEpilogue {
             value.x *= slope(of.x), value.y *= slope(of.y);
             value.z *= slope(of.z), value.w *= slope(of.w);
         }
-        if (dropout.words) dropout.drop<APART>(kept, column, value);
+        if (DROPS) dropout.drop<APART>(kept, column, value);
         if (dx && row < rows) store_row<ALIGNED, APART>(dx + static_cast<int64_t>(row) * k, k, column, value);
         if (WRITES_COMPONENTS && dx_components)
             store_padded<Format, ALIGNED, APART>(dx_components, dx_stride, row, rows, column, k, value);
@@ -181,9 +183,9 @@ struct BackwardInputEpilogue {
     }
 };
 
-// dx = (dz Wᵀ) ∘ f'(saved · restore) · keep, f being the activation that made x, and of what a dropout kept, as
-// dense/dense.cuh has it; components of dx and of what is saved as of y above.
-template <class Product, class Activation>
+// dx = (dz Wᵀ) ∘ f'(saved), f being the activation that made x, with a dropout between f and W as dense/dense.cuh has it;
+// components of dx and of what is saved as of y above.
+template <class Product, class Activation, bool DROPS = false>
 __device__ __forceinline__ void tensor_backward_input(const Step* step, int shard, int shards,
                                                       typename Product::Source dz_components, int64_t dz_stride,
                                                       typename Product::Source w_components, const int* dz_row_scales,
@@ -194,9 +196,9 @@ __device__ __forceinline__ void tensor_backward_input(const Step* step, int shar
     const Rows rows = shard_rows(step, shard, shards);
     const int64_t first = rows.first;
     const int pitch = padded_columns(n);
-    const BackwardInputEpilogue<typename Product::Format, Activation> end = {
+    const BackwardInputEpilogue<typename Product::Format, Activation, DROPS> end = {
         saved ? saved + first * k : saved, saved_components, dx ? dx + first * k : dx, dx_components, dx_stride,
-        kept ? 1.0f : keep, restore, {kept, keep, k}, rows.count, k};
+        keep, restore, {kept, keep, k}, rows.count, k};
     const auto multiply = [&](int written, const auto& epilogue) {
         Product::template multiply<true, true>(dz_components, dz_stride, pitch, w_components, padded_rows(k) * pitch, pitch,
                                                written, k, n, prefetch, epilogue);

@@ -387,8 +387,7 @@ struct StagedComponents<T, Epilogue, true> {
 #pragma unroll
             for (int i = 0; i < WIDTH / 8; ++i) operand[i] = column_operand[i];
             uint32_t kept[2][KEPT_WORDS] = {};
-            if constexpr (MAY_DROP)
-                if (epilogue.dropout().words) read_kept(piece, kept);
+            if constexpr (MAY_DROP) read_kept(piece, kept);
             if (!MANY && piece + 1 < PIECES) read(piece + 1);
 #pragma unroll
             for (int i = 0; i < PAIRS; ++i) {
@@ -400,8 +399,7 @@ struct StagedComponents<T, Epilogue, true> {
                     made = begins(piece, i / 2) ? epilogue.pair(made, operand[i / 2], rows[i % 2], row_operand[i / 2][i % 2]) : made;
                 else
                     made = epilogue.pair(made, operand[i / 2], loaded);
-                if constexpr (MAY_DROP)
-                    if (epilogue.dropout().words) made = dropped(kept, piece, i, made);
+                if constexpr (MAY_DROP) made = dropped(kept, piece, i, made);
                 if (MANY)
                     rest[i] = made;
                 else

@@ -270,7 +270,7 @@ def test_a_small_plan_in_full() -> None:
     assert names(low.shards[0]) == names(low.shards[1])
     assert names(low.shards[0]) == [
         "gather_uint8",
-        "dense_forward_relu_32x32",  # with the dropout
+        "dense_forward_dropped_relu_32x32",
         "dense_forward_gelu_32x32",
         "head_softmax_cross_entropy_index_columns_2",  # the last layer, the loss, and dx with the derivative of gelu
         "dense_backward_weight_32x32",
@@ -481,7 +481,7 @@ def test_products_end_with_dropouts_and_go_back_through_them(activation: str) ->
     assert not [name for name in names(low.shards[0]) if name.startswith(("dropout", "split", "activation"))]
     forward, back = (
         next(launch.values for launch in low.shards[0] if launch.entry.name.startswith(f"tensor_{kind}_{activation}"))
-        for kind in ("forward", "backward_input")
+        for kind in ("forward_dropped", "backward_input" + "_dropped" * (activation != "relu"))
     )
     saves_z = activation == "gelu"
     assert (forward["z"], forward["y"], forward["y_components"]) == (

@@ -165,7 +165,7 @@ def test_updates_by_parts_are_one_launch_behind_the_last_delta() -> None:
     low = lowered(plan)
     *_, before, launch = launches(low)
     assert launch.entry == kernels.update_layers("Momentum", WARP_SPLIT_WEIGHT, by_parts=True) and launch.pdl
-    assert before.entry.name.startswith("dense_backward_input_softplus")
+    assert before.entry.name.startswith("dense_backward_input_dropped_softplus")
     assert updates(low) == ["several_Momentum_warp_split_32x16_by_parts"]
     offsets = {parameter.shape: parameter.offset for parameter in plan.parameters}
     layers = [(k, n, 4, 1280) for k, n in ((36, 95), (48, 84), (21, 36), (84, 21))]  # k, n; parts, rows of each

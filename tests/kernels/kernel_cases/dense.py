@@ -106,7 +106,7 @@ def dense_forward(
         outputs["y"] = dropped(outputs["y"], batch, rate)
     return Case(
         f"{batch}-{k}x{n}" + "-plain" * plain + "-shifted" * shift + "-fetched" * fetched + f"-rate{rate}" * (rate > 0),
-        kernels.dense_forward(activation, tile),
+        kernels.dense_forward(activation, tile, drops=rate > 0),
         tile.grid(batch.most_rows, n),
         {**args, **kept_arguments(batch, n, rate), "k": k, "n": n},
         outputs,
@@ -188,7 +188,7 @@ def dense_backward_input(
     operands = {"dz": Shifted(dz), "w": Shifted(w)} if shift else {"dz": dz, "w": w}
     return Case(
         f"{batch}-{k}x{n}" + "-plain" * plain + "-shifted" * shift + f"-rate{rate}" * (rate > 0),
-        kernels.dense_backward_input(activation, tile),
+        kernels.dense_backward_input(activation, tile, drops=rate > 0),
         tile.grid(batch.most_rows, k),
         {
             **batch.args,
@@ -494,11 +494,10 @@ def dense_cases() -> Iterator[Case]:
     for activation, tile in product(ACTIVATIONS, TILES):
         yield dense_forward(activation, tile, whole(33), 3 * normal(33, 5), normal(5, 37))
         yield dense_backward_input(activation, tile, whole(33), 37, 5)
-    for tile in TILES:
-        yield dense_forward("relu", tile, whole(130), normal(130, 33), normal(33, 69), rate=0.5)
-        yield dense_backward_input("identity", tile, whole(130), 69, 33, plain=True, rate=0.5)
+    for activation, tile in product(ACTIVATIONS, (*TILES, *WARP_SPLIT_TILES)):
+        yield dense_forward(activation, tile, whole(130), 2 * normal(130, 33), normal(33, 69), rate=0.5)
+        yield dense_backward_input(activation, tile, whole(130), 69, 33, plain=activation == "identity", rate=0.25)
     for activation in ACTIVATIONS:
-        yield dense_backward_input(activation, smallest, whole(33), 37, 5, rate=0.25)
         yield dense_forward(activation, smallest, whole(1), np.ones((1, 1), np.float32), SPECIAL, plain=True)
         yield dense_forward_sum_partials(activation, whole(33), 37, 3)
     yield dense_forward_sum_partials("relu", whole(260), kernels.PART_SUM_MANY // 256, 11)  # a thread an element

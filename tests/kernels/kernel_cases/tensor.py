@@ -98,6 +98,7 @@ SAMPLED_TILES = [
 ]  # fmt: skip
 RULED_TILES = [sm90_tiles(operand_format)[0] for operand_format in OPERAND_FORMATS]  # compiled with a rarer rule, too
 TILES_SAMPLED_BY_NVCC = [*SAMPLED_TILES, *(sm80_tiles(operand_format)[-1] for operand_format in OPERAND_FORMATS[1:])]
+DROPPED_SAMPLE = ("relu", True), ("tanh", True), ("gelu", True)
 SAMPLE = {
     entry
     for tile in TILES_SAMPLED_BY_NVCC
@@ -110,9 +111,9 @@ SAMPLE = {
             else []
         ),
         *(
-            made(activation, tile)
+            made(activation, tile, drops=drops)
             for made in (kernels.tensor_forward, kernels.tensor_backward_input)
-            for activation in ("identity", "relu", "tanh", "gelu")
+            for activation, drops in (*product(("identity", "relu", "tanh", "gelu"), (False,)), *DROPPED_SAMPLE)
             if makes_activations(tile)
         ),
         *(
@@ -518,7 +519,7 @@ def tensor_forward(
     comes last."""
     operand_format, (rows, k), n = tile.operand_format, x.shape, w.shape[1]
     name = f"{batch}-{k}x{n}" + "-plain" * plain + "-components-alone" * components_alone + f"-rate{rate}" * (rate > 0)
-    yield name, kernels.tensor_forward(activation, tile), _row_grid(tile, batch.most_rows, n)
+    yield name, kernels.tensor_forward(activation, tile, drops=rate > 0), _row_grid(tile, batch.most_rows, n)
     b = None if plain else normal(n)
     w_components = split(operand_format, w)
     x_components = split(operand_format, x[batch.part], w_components.row_scales if operand_format.scaled else None)
@@ -591,7 +592,7 @@ def tensor_backward_input(
     """``plain`` is without an activation below; and of bfloat16, what is saved and dx are components; ``rate`` of a
     dropout above the activation."""
     operand_format, (k, n), rows = tile.operand_format, w.shape, batch.part.stop - batch.part.start
-    entry = kernels.tensor_backward_input(activation, tile)
+    entry = kernels.tensor_backward_input(activation, tile, drops=rate > 0)
     name = f"{batch}-{k}x{n}" + "-plain" * plain + f"-rate{rate}" * (rate > 0)
     yield name, entry, _row_grid(tile, batch.most_rows, k)
     w_components, dz_components = split(operand_format, w), split(operand_format, dz[batch.part])
@@ -877,6 +878,8 @@ def product_cases() -> Iterator[Case]:
         for tile, activation in product(each, ACTIVATIONS):
             yield tensor_forward(tile, activation, whole(3), 3 * normal(3, 5), normal(5, 6))
             yield tensor_backward_input(tile, activation, whole(3), normal(3, 6), normal(5, 6))
+            yield tensor_forward(tile, activation, whole(3), 3 * normal(3, 5), normal(5, 37), rate=0.25)
+            yield tensor_backward_input(tile, activation, whole(3), normal(3, 6), normal(37, 6), rate=0.25)
         for batch in batches(65):
             yield tensor_forward(smallest, "tanh", batch, normal(65, 33), normal(33, 35))
             yield tensor_backward_input(smallest, "tanh", batch, normal(65, 33), normal(35, 33))
@@ -930,6 +933,8 @@ def _activation_cases(tile: GemmTile, borders: Sequence[tuple[int, int, int]], k
     for activation in ACTIVATIONS:
         yield tensor_forward(tile, activation, whole(3), 3 * normal(3, 5), normal(5, 6))
         yield tensor_backward_input(tile, activation, whole(3), normal(3, 6), normal(5, 6))
+        yield tensor_forward(tile, activation, whole(3), 3 * normal(3, 5), normal(5, 37), rate=0.25)
+        yield tensor_backward_input(tile, activation, whole(3), normal(3, 6), normal(37, 6), rate=0.25)
     for batch in batches(65):
         yield tensor_forward(tile, "tanh", batch, normal(65, k), normal(k, 35))
         yield tensor_backward_input(tile, "tanh", batch, normal(65, k), normal(35, k))

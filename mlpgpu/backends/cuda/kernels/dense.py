@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import ClassVar
 
 from ....activations import ACTIVATIONS
 from ...sources import camel
-from .entry import DENSE_PRODUCT, DROPS, ROW_THREADS, ROWS, WARP, Entry, Product, arguments, ceil_div
+from .entry import DENSE_PRODUCT, DROPS, ROW_THREADS, ROWS, WARP, Entry, Product, arguments, ceil_div, dropping
 from .operand_format import BFLOAT16, BFLOAT16_PAIR, OperandFormat
 from .updates import RULES, slot_count
 
@@ -198,13 +199,15 @@ def _tiled(
 INPUT_SIGNATURE = "const float* x[rows,k], const int* order[rows]"
 
 
-def dense_forward(activation: str, tile: SimtTile | WarpSplitTile) -> Entry:
+def dense_forward(activation: str, tile: SimtTile | WarpSplitTile, *, drops: bool = False) -> Entry:
+    """Outputs, or if it ``drops`` some what a dropout leaves of them."""
     rest = (
         f"{INPUT_SIGNATURE}, const float* w[k,n], const float* b[n], float* z[rows,n], float* y[rows,n], {DROPS}, "
         "int k, int n"
     )
-    spill_bytes = 176 if tile == TILES[0] else 0  # on sm_90a, before the products
-    return _tiled("dense/dense.cuh", "dense_forward", activation, tile, rest, spill_bytes=spill_bytes)
+    name, spill_bytes = "dense_forward", 176 if tile == TILES[0] else 0  # on sm_90a, before the products
+    made = _tiled("dense/dense.cuh", name, activation, tile, rest, spill_bytes=spill_bytes)
+    return dropping(made, name) if drops else made
 
 
 _PART = f"{INPUT_SIGNATURE}, const float* w[k,n], float* partials[grid.z,rows,n], int k, int n, int part, int capacity"
@@ -247,14 +250,17 @@ def dense_forward_sum_partials(activation: str) -> Entry:
     )
 
 
-def dense_backward_input(activation: str, tile: SimtTile | WarpSplitTile) -> Entry:
+def dense_backward_input(activation: str, tile: SimtTile | WarpSplitTile, *, drops: bool = False) -> Entry:
+    """dx with an activation's derivative, or if it ``drops`` some with a dropout above that, whose mask it is given."""
     rest = (
         f"const float* dz[rows,n], const float* w[k,n], const float* saved[rows,k], float* dx[rows,k], {DROPS}, "
         "float restore, int k, int n"
     )
     # Around the epilogue, not in the loop.
-    spill_bytes = 224 if tile in TILES[:2] else 64 if isinstance(tile, WarpSplitTile) else 0
-    return _tiled("dense/dense.cuh", "dense_backward_input", activation, tile, rest, spill_bytes=spill_bytes)
+    spill_bytes = 176 + 48 * drops if tile in TILES[:2] else 64 if drops and isinstance(tile, WarpSplitTile) else 0
+    name = "dense_backward_input"
+    made = _tiled("dense/dense.cuh", name, activation, tile, rest, spill_bytes=spill_bytes)
+    return dropping(made, name) if drops else made
 
 
 # A few bytes outside the loop cost less than half the warps: 47 against 39 TFLOP/s on an H200.
@@ -462,8 +468,9 @@ def dense_entries() -> list[Entry]:
     entries += [dense_backward_weight(tile) for tile in of_weights]
     row_tiles: tuple[SimtTile | WarpSplitTile, ...] = (*TILES, *WARP_SPLIT_TILES)
     for activation in ACTIVATIONS:
-        entries += [dense_forward(activation, tile) for tile in row_tiles]
-        entries += [dense_backward_input(activation, tile) for tile in row_tiles]
+        for tile, drops in product(row_tiles, (False, True)):
+            entries.append(dense_forward(activation, tile, drops=drops))
+            entries.append(dense_backward_input(activation, tile, drops=drops))
         entries.append(dense_forward_sum_partials(activation))
     tiles: tuple[SimtTile | WarpSplitTile | SplitSm80Tile | str, ...] = (
         *TILES, WARP_SPLIT_WEIGHT, SPLIT_SM80, "small_n", "few_columns", "large_k",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from .operand_format import OperandFormat
@@ -22,6 +22,7 @@ SUM_BYTES = 8 * WARP  # one double for each warp of the largest block
 ROWS = "const Step* step[0], int shard, int shards"  # what a kernel over the rows of a shard takes first
 DROPOUT = "uint64_t seed, int layer, uint32_t least, float keep"  # and of a dropout last; keep is 0 without one
 DROPS = "const uint32_t* kept[0], float keep"  # of a dropout that a product ends with; null without one
+DROPPED = "_dropped"  # behind the name of a kernel's family that ends with one: others know nothing of dropouts
 KEPT_BITS = 32  # of a word: an element each
 DROPOUT_BLOCK = 8  # of random numbers that are made together, each of which decides on an element
 
@@ -195,6 +196,12 @@ def _argument(parameter: str) -> Argument:
         return Argument(name, ctype)
     axes = tuple(int(axis) if axis.isdigit() else axis for axis in listed.split(",") if axis)
     return Argument(name, ctype, axes, inout is not None)
+
+
+def dropping(made: Entry, family: str) -> Entry:
+    """The variant of a product that ends with a dropout."""
+    name = made.name.replace(family, family + DROPPED, 1)
+    return replace(made, name=name, function=made.function.removesuffix(">") + ", true>")
 
 
 def unit_source(entries: Sequence[Entry]) -> str:

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 
 from ....activations import ACTIVATIONS
 from ...sources import camel
-from .entry import DENSE_PRODUCT, DROPS, ROWS, Entry, arguments, ceil_div
+from .entry import DENSE_PRODUCT, DROPS, ROWS, Entry, arguments, ceil_div, dropping
 from .losses import LOSS_SUMS, SUMS_OF_TERMS, reads_numbers
 from .operand_format import BFLOAT16_PAIR, HALF, HALF_PAIR, OPERAND_FORMATS, OperandFormat
 from .updates import RULES, slot_count
@@ -362,14 +363,16 @@ _X_AND_DZ = (
 )
 
 
-def tensor_forward(activation: str, tile: GemmTile) -> Entry:
+def tensor_forward(activation: str, tile: GemmTile, *, drops: bool = False) -> Entry:
+    """Outputs, or if it ``drops`` some what a dropout leaves of them."""
     rest = (
         f"{_X_AND_W}, const int* x_row_scales[rows], const int* w_column_scales[n], const float* x[0], "
         "const float* w[0], const float* b[n], float* z[rows,n], float* y[rows,n], "
         f"uint16_t* y_components[COMPONENTS,rows,n], int64_t y_stride, {DROPS}, int prefetch, int k, int n"
     )
     name, tile = "tensor_forward", tile.with_light_epilogue()
-    return _tensor_product(name, activation, tile, rest, a_inner=True, b_inner=False, end=("b",))
+    made = _tensor_product(name, activation, tile, rest, a_inner=True, b_inner=False, end=("b",))
+    return dropping(made, name) if drops else made
 
 
 def tensor_forward_loss(loss: str, tile: GemmTile) -> Entry:
@@ -383,7 +386,8 @@ def tensor_forward_loss(loss: str, tile: GemmTile) -> Entry:
     return replace(entry, loss_numbers=reads_numbers(loss))
 
 
-def tensor_backward_input(activation: str, tile: GemmTile) -> Entry:
+def tensor_backward_input(activation: str, tile: GemmTile, *, drops: bool = False) -> Entry:
+    """dx with an activation's derivative, or if it ``drops`` some with a dropout above that, whose mask it is given."""
     rest = (
         "SOURCE dz_components[COMPONENTS,rows,n], int64_t dz_stride, SOURCE w_components[COMPONENTS,k,n], "
         "const int* dz_row_scales[rows], const int* w_row_scales[k], const float* dz[0], const float* w[0], "
@@ -392,7 +396,8 @@ def tensor_backward_input(activation: str, tile: GemmTile) -> Entry:
         "int n"
     )
     name, tile, end = "tensor_backward_input", tile.with_light_epilogue(), ("saved", "saved_components")
-    return _tensor_product(name, activation, tile, rest, a_inner=True, b_inner=True, end=end)
+    made = _tensor_product(name, activation, tile, rest, a_inner=True, b_inner=True, end=end)
+    return dropping(made, name) if drops else made
 
 
 def tensor_backward_weight(tile: GemmTile) -> Entry:
@@ -433,8 +438,9 @@ def tensor_entries() -> list[Entry]:
             ]
         others = (*wide_tiles(operand_format), *shared_tiles(operand_format), *narrow_tiles(operand_format))
         for tile in (*usual, *others, *tiles_sharing_k(operand_format)):
-            entries += [tensor_forward(activation, tile) for activation in ACTIVATIONS]
-            entries += [tensor_backward_input(activation, tile) for activation in ACTIVATIONS]
+            for drops, activation in product((False, True), ACTIVATIONS):
+                entries.append(tensor_forward(activation, tile, drops=drops))
+                entries.append(tensor_backward_input(activation, tile, drops=drops))
             if operand_format.is_single and isinstance(tile, (Sm80Tile, Sm90Tile)):
                 entries += [tensor_forward_loss(loss, tile) for loss in SUMS_OF_TERMS]
     return entries

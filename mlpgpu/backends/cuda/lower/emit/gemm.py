@@ -153,7 +153,7 @@ def forward(shard: Shard, group: GemmForward) -> None:
     y, y_components = written(shard, group.dropout.y if group.dropout else op.y, group.y)
     tile = group.path.tile
     shard.add(
-        group, kernels.tensor_forward(op.activation, tile),
+        group, kernels.tensor_forward(op.activation, tile, drops=group.dropout is not None),
         tile.grid(padded_rows(shard.rows) if y_components else shard.rows, n, shard.multiprocessors),
         **_forward_operands(shard, group), x_row_scales=rows_words(shard, _inputs(shard, op)),
         w_column_scales=weight_words(shard, op.weight)["column_scales"], x=floats(shard, op.x),
@@ -197,7 +197,7 @@ def backward_input(shard: Shard, group: GemmInput) -> None:
         b_inner=True,
     )  # fmt: skip
     shard.add(
-        group, kernels.tensor_backward_input(derivative.activation, tile),
+        group, kernels.tensor_backward_input(derivative.activation, tile, drops=derivative.masked is not None),
         tile.grid(padded_rows(shard.rows) if dx_components else shard.rows, k, shard.multiprocessors),
         dz_components=dz_source, dz_stride=component_elements(shard, n), w_components=w_source,
         dz_row_scales=rows_words(shard, op.dz),

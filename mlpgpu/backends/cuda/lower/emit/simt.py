@@ -32,7 +32,8 @@ def forward(shard: Shard, group: DenseForward) -> None:
         whole_batch.forward(shard, group, path)
         return
     shard.add(
-        group, kernels.dense_forward(op.activation, path.tile), path.tile.grid(shard.rows, n),
+        group, kernels.dense_forward(op.activation, path.tile, drops=group.dropout is not None),
+        path.tile.grid(shard.rows, n),
         **shard.rows_of(op.x, group.by_order), w=shard.ref(op.weight), b=shard.ref(op.bias), z=shard.stored(op.z),
         y=shard.stored(group.dropout.y if group.dropout else op.y), **shard.kept(group.dropout), k=k, n=n,
     )  # fmt: skip
@@ -104,7 +105,8 @@ def backward_input(shard: Shard, group: DenseInput) -> None:
     op, tile, derivative = group.op, group.path.tile, group.derivative
     k, n = shard.shapes[op.weight]
     shard.add(
-        group, kernels.dense_backward_input(derivative.activation, tile), tile.grid(shard.rows, k),
+        group, kernels.dense_backward_input(derivative.activation, tile, drops=derivative.masked is not None),
+        tile.grid(shard.rows, k),
         dz=shard.ref(op.dz), w=shard.ref(op.weight), saved=shard.ref(derivative.saved),
         dx=shard.stored(derivative.of(op.dx)), **shard.kept(derivative.masked) | {"keep": derivative.keep},
         restore=derivative.restore, k=k, n=n,
