@@ -164,7 +164,7 @@ __device__ __forceinline__ void draw_dropouts(const Step* step, int shard, int s
     const int before = static_cast<int>(first % DROPOUT_BLOCK), end = before + min(OF_WORD, n - column);
     const int64_t number = step[blockIdx.y].number;
     const auto of_block = [&](int i) {
-        const DropoutWords drawn = dropout_words(seed, number, of->layer, (first + i) / DROPOUT_BLOCK);
+        const DropoutWords drawn = dropout_words<true>(seed, number, of->layer, (first + i) / DROPOUT_BLOCK);
         return static_cast<uint64_t>(kept_of_block(drawn, of->least)) << i;
     };
     uint64_t bits = end > OF_WORD ? of_block(OF_WORD) : 0;

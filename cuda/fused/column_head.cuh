@@ -129,7 +129,7 @@ struct HeadVectors {
 
 // As head(), with the same arguments. Grid: (one block for every ROWS rows of the capacity, or of the capacity padded if
 // there are components; shares of dx's columns), of which there is one if row scales are stored.
-template <class Loss, class Target, class T, class Source>
+template <class Loss, class Target, class T, bool DROPS, class Source>
 __device__ __forceinline__ void column_head(const Step* step, int shard, int shards, const int* order, const float* x,
                                             const float* w, const float* b, Source targets, const float* weights,
                                             const float* mean, const float* scale, float* delta, double* sums,
@@ -211,7 +211,6 @@ __device__ __forceinline__ void column_head(const Step* step, int shard, int sha
     uint16_t* const of_block = dx_components ? dx_components + static_cast<int64_t>(row0) * padded_columns(k) : nullptr;
     const HeadInputGradient gradient = {dx ? dx + first * k : nullptr, of_block, dx_stride, dx_component_count, rows, k,
                                         {kept, keep, k}, row0};
-    const float factor = kept ? 1.0f : keep;
     int tops[Vectors::ROWS];
 #pragma unroll
     for (int& top : tops) top = NO_EXPONENT;
@@ -237,12 +236,12 @@ __device__ __forceinline__ void column_head(const Step* step, int shard, int sha
             }
             if (saved && has_dx) {
 #pragma unroll
-                for (int i = 0; i < 4 * Vectors::ROWS; ++i) slopes[i] *= restore;
+                for (int i = 0; DROPS && i < 4 * Vectors::ROWS; ++i) slopes[i] *= restore;
                 Activations::derivatives(activation, slopes);
 #pragma unroll
-                for (int i = 0; i < 4 * Vectors::ROWS; ++i) sum[i] *= slopes[i] * factor;
+                for (int i = 0; i < 4 * Vectors::ROWS; ++i) sum[i] *= DROPS ? slopes[i] : slopes[i] * keep;
             }
-            if (kept) gradient.drop<Vectors::ROWS, 4>(sum, vectors.row, k0 + at);
+            if (DROPS) gradient.drop<Vectors::ROWS, 4>(sum, vectors.row, k0 + at);
 #pragma unroll
             for (int i = 0; dx_row_scales && i < 4 * Vectors::ROWS; ++i)
                 if (sum[i] != 0.0f) tops[i / 4] = max(tops[i / 4], max(exponent_of(sum[i]), NO_EXPONENT + 1));

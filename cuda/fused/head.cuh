@@ -248,12 +248,12 @@ struct HeadInputGradient {
     }
 };
 
-// z = x W + b, the loss of the rows (math/losses.cuh) and delta (B, n); and dx = (delta Wᵀ) ∘ f'(saved · restore) · keep, of
-// what a dropout kept (dense/dense.cuh), where `activation` is the number of f, which made x, and `saved` is null if there was
-// none. dx is stored as floats, as bfloat16 components (gemm/operand_formats.cuh), or not at all: null outputs are skipped.
+// z = x W + b, the loss of the rows (math/losses.cuh) and delta (B, n); and dx = (delta Wᵀ) ∘ f'(saved) · keep, or if
+// it DROPS some with a dropout between f and W (dense/dense.cuh), where `activation` is the number of f, which made x, and
+// `saved` is null if there was none. dx is stored as floats, as bfloat16 components (gemm/operand_formats.cuh), or not at all: null outputs are skipped.
 // `dx_row_scales` (rows,) receive its exponents.
 // Grid: one block for every ROWS rows of the capacity, or of the capacity padded if there are components.
-template <class Loss, class Target, class Source>
+template <class Loss, class Target, bool DROPS, class Source>
 __device__ __forceinline__ void head(const Step* step, int shard, int shards, const int* order, const float* x,
                                      const float* w, const float* b, Source targets, const float* weights,
                                      const float* mean, const float* scale, float* delta, double* sums,
@@ -321,7 +321,6 @@ __device__ __forceinline__ void head(const Step* step, int shard, int shards, co
     uint16_t* const of_block = dx_components ? dx_components + static_cast<int64_t>(row0) * padded_columns(k) : nullptr;
     const HeadInputGradient gradient = {dx ? dx + first * k : nullptr, of_block, dx_stride, dx_component_count, rows, k,
                                         {kept, keep, k}, row0};
-    const float factor = kept ? 1.0f : keep;
     int tops[T::ROWS_PER_LANE];
 #pragma unroll
     for (int& top : tops) top = NO_EXPONENT;
@@ -345,13 +344,13 @@ __device__ __forceinline__ void head(const Step* step, int shard, int shards, co
         if (saved && !(is_whole && saved == x)) thread.load(saved + first * k, rows, k, k0, values);
         if (saved) {
 #pragma unroll
-            for (int i = 0; i < HeadThread::COUNT; ++i) values[i] *= restore;
+            for (int i = 0; DROPS && i < HeadThread::COUNT; ++i) values[i] *= restore;
             Activations::derivatives(activation, values);
 #pragma unroll
-            for (int i = 0; i < HeadThread::COUNT; ++i) sum[i] *= values[i] * factor;
+            for (int i = 0; i < HeadThread::COUNT; ++i) sum[i] *= DROPS ? values[i] : values[i] * keep;
         }
 #pragma unroll
-        for (int v = 0; kept && v < HeadThread::VECTORS; ++v)
+        for (int v = 0; DROPS && v < HeadThread::VECTORS; ++v)
             gradient.drop<T::ROWS_PER_LANE, T::PER_LANE>(sum + 4 * v, thread.row0, k0 + thread.offset(v));
         if (dx_row_scales) {
 #pragma unroll

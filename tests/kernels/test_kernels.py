@@ -190,14 +190,14 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "dropout forgotten in the head": (
         "fused/head.cuh",
-        "values[i] * factor",
-        "values[i] / factor",
+        "values[i] * keep",
+        "values[i] / keep",
         kernels.head("huber", "dense"),
     ),
     "dropout forgotten in a column head": (
         "fused/column_head.cuh",
-        "slopes[i] * factor",
-        "slopes[i] / factor",
+        "slopes[i] * keep",
+        "slopes[i] / keep",
         kernels.head("huber", "dense", form=kernels.COLUMN_HEAD),
     ),
     "dropout forgotten in dense_backward_input": (

@@ -181,7 +181,7 @@ def loss(
             scales = np.full(batch.most_rows, -77, np.int32)
             args["dx_row_scales"], outputs["dx_row_scales"] = scales, _row_scales_of(dx[part], scales)
     variant += f"-{parts}parts" * (parts > 1)
-    entry = kernels.head(name, kind, textured=textured, form=form)
+    entry = kernels.head(name, kind, textured=textured, form=form, drops=rate > 0)
     return Case(f"{batch}-{width}x{n}{variant}", entry, (blocks, parts), args, outputs, _numbers_of(entry, name))
 
 
@@ -318,6 +318,8 @@ def output(
 
 def column_head_cases() -> Iterator[Case]:
     """Heads whose threads have a column of W each.  W of 32 columns comes to shared memory in parts of 352 rows."""
+    for form, (name, kind), textured in product(kernels.HEADS, LOSS_KINDS, (True, False)):
+        yield loss(name, kind, whole(9), 5, width=39, activation="tanh", textured=textured, form=form, rate=0.25)
     for form, (name, kind) in product(kernels.HEADS[1:], LOSS_KINDS):
         yield loss(name, kind, whole(31), 10, width=33, activation="tanh", total=True, form=form)
         yield loss(name, kind, whole(17), 32, width=70, activation="relu", weighted=False, textured=False, form=form)

@@ -128,7 +128,7 @@ SAMPLE = {
 # Losses whose kernels differ from others by a struct alone: what targets are read by and who takes a row is seen there.
 LATER_LOSSES = tuple(
     f"{kernel}_{form}_"
-    for kernel in ("loss", "head", "tail")
+    for kernel in ("loss", "head", "head_dropped", "tail")
     for form in FORMS
     if form not in (*kernels.SUMS_OF_TERMS, "softmax_cross_entropy")
 )

@@ -9,7 +9,7 @@ from itertools import product
 from ....activations import ACTIVATIONS
 from ....losses import FORMS, OUTPUTS
 from ...sources import camel
-from .entry import DENSE_PRODUCT, DROPS, ROW_THREADS, ROWS, SUM_BYTES, WARP, Entry, Product, arguments
+from .entry import DENSE_PRODUCT, DROPPED, DROPS, ROW_THREADS, ROWS, SUM_BYTES, WARP, Entry, Product, arguments
 
 # Losses that a product may end with: each output has a term by itself (SumOfTerms and MeanOfTerms of math/losses.cuh).
 # Of the others that are such sums there is no such product, to compile fewer kernels.
@@ -177,8 +177,8 @@ def output(function: str, *, team: Team = WARP_TEAM) -> Entry:
     )
 
 
-def head(name: str, kind: str, *, textured: bool = True, form: HeadForm = WHOLE_HEAD) -> Entry:
-    """The last dense layer, a loss, and dx; arguments as of :func:`loss`."""
+def head(name: str, kind: str, *, textured: bool = True, form: HeadForm = WHOLE_HEAD, drops: bool = False) -> Entry:
+    """The last dense layer, a loss, and dx, if it ``drops`` some through a dropout; arguments as of :func:`loss`."""
     reader = TargetReader(kind, textured)
     signature = (
         f"{ROWS}, const int* order[rows], const float* x[rows,k], const float* w[k,n], const float* b[n], "
@@ -189,9 +189,9 @@ def head(name: str, kind: str, *, textured: bool = True, form: HeadForm = WHOLE_
     )
     block = "" if form is WHOLE_HEAD else f", {form.block}"
     return Entry(
-        f"head_{name}_{kind}{form.suffix}{reader.suffix}",
+        f"head{DROPPED * drops}_{name}_{kind}{form.suffix}{reader.suffix}",
         form.header,
-        f"{form.function}<{camel(name)}, {reader.struct}{block}>",
+        f"{form.function}<{camel(name)}, {reader.struct}{block}, {str(drops).lower()}>",
         arguments(signature),
         form.threads,
         form.shared_bytes,
@@ -243,7 +243,8 @@ def loss_entries() -> list[Entry]:
     for name, row in FORMS.items():
         for kind, textured in product(row.targets, (True, False)):
             entries += [make(name, kind, textured=textured) for make in (loss, tail)]
-            entries += [head(name, kind, textured=textured, form=form) for form in HEADS]
+            for form, drops in product(HEADS, (False, True)):
+                entries.append(head(name, kind, textured=textured, form=form, drops=drops))
             entries.append(loss(name, kind, textured=textured, team=WIDE_TEAM))
     outputs = (output(function, team=team) for function in OUTPUTS for team in (WARP_TEAM, WIDE_TEAM))
     return [*entries, total_error(), step_errors(), *outputs]

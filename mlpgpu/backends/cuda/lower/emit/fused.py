@@ -31,7 +31,9 @@ def head(shard: Shard, group: Head) -> None:
     rows = kernels.padded_rows(shard.rows) if components else shard.rows
     k, blocks = shard.shapes[dense.weight][0], ceil_div(rows, group.form.rows)
     parts = head_parts(group.form, k, blocks, shard.work) if scales is None else 1
-    entry = kernels.head(op.loss.form, op.kind, textured=shard.setting.textured, form=group.form)
+    entry = kernels.head(
+        op.loss.form, op.kind, textured=shard.setting.textured, form=group.form, drops=derivative.masked is not None
+    )
     shard.add(
         group, entry, (blocks, parts, 1),
         **weighed(shard, (blocks, 1, 1)), **statistics(shard, group.targets), x=shard.ref(dense.x),
