@@ -131,7 +131,7 @@ def of_table(tile: SimtTile) -> Entry:
 def table_values(a: Any, b: Any, c: Any, step: Any, n: int, k: int) -> dict[str, Any]:
     """Its arguments; ``step`` says how many rows there are."""
     rows = {"step": step, "shard": 0, "shards": 1, "order": None}
-    return {**rows, "x": a, "w": b, "b": None, "z": None, "y": c, "k": k, "n": n}
+    return {**rows, "x": a, "w": b, "b": None, "z": None, "y": c, "kept": None, "keep": 1.0, "k": k, "n": n}
 
 
 def step_of(m: int) -> np.ndarray:

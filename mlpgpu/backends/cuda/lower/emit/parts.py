@@ -60,7 +60,7 @@ def add(shard: Shard, group: SumOfParts) -> None:
     launch = shard.launch(
         group, kernels.dense_forward_sum_partials(op.activation), (blocks, 1, 1),
         **added, b=shard.ref(op.bias), z=shard.stored(op.z),
-        y=shard.stored(op.y), n=n,
+        y=shard.stored(op.y), **shard.kept(None), n=n,
     )  # fmt: skip
     shard.launches.append(replace(launch, exchange=exchange))
 
