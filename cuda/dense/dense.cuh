@@ -6,7 +6,7 @@
 #pragma once
 
 #include "math/activations.cuh"
-#include "math/dropout.cuh"
+#include "math/kept_elements.cuh"
 #include "gemm/simt.cuh"
 #include "dense/batch_rows.cuh"
 

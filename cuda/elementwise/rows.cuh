@@ -8,6 +8,7 @@
 #include "gemm/operand_formats.cuh"
 #include "math/activations.cuh"
 #include "math/dropout.cuh"
+#include "math/kept_elements.cuh"
 
 namespace mlpgpu {
 
@@ -145,7 +146,7 @@ struct DrawnDropout {
     int begin;
 };
 
-// kept (steps, words) = which elements of a shard's rows `count` dropouts keep, as KeptElements of math/dropout.cuh have them.
+// kept (steps, words) = which elements of a shard's rows `count` dropouts keep, as math/kept_elements.cuh has them.
 // Grid: (a thread for each word of a step, steps).
 __device__ __forceinline__ void draw_dropouts(const Step* step, int shard, int shards, const int* described, int count,
                                               uint32_t* kept, int words, uint64_t seed) {

@@ -10,7 +10,7 @@
 #include "common/step.cuh"
 #include "common/vectors.cuh"
 #include "gemm/operand_formats.cuh"
-#include "math/dropout.cuh"
+#include "math/kept_elements.cuh"
 #include "math/losses.cuh"
 #include "math/teams.cuh"
 

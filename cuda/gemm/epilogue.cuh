@@ -33,7 +33,7 @@
 
 #include "common/reduce.cuh"
 #include "math/activations.cuh"
-#include "math/dropout.cuh"
+#include "math/kept_elements.cuh"
 #include "gemm/operand_formats.cuh"
 
 namespace mlpgpu {

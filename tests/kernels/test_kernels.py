@@ -225,7 +225,7 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         kernels.tensor_forward("relu", kernels.sm90_tiles(kernels.BFLOAT16)[-1], drops=True),
     ),
     "the later elements of a dropped quad left out": (
-        "math/dropout.cuh",
+        "math/kept_elements.cuh",
         "const bool is_later = 3 * APART >= OF_WORD",
         "const bool is_later = 3 * APART < OF_WORD",
         kernels.tensor_forward("relu", kernels.tiles_sharing_k(kernels.HALF)[0], drops=True),

@@ -44,6 +44,8 @@ __forceinline__ float __fdividef(float a, float b) { return a / b; }
 
 }  // namespace mlpgpu
 
+inline uint64_t multiply_wide(uint32_t a, uint32_t b) { return static_cast<uint64_t>(a) * b; }
+
 // Threads of a warp or block: named in functions of those headers that no loop here calls, and nowhere defined.
 struct ThreadNumber {
     int x;
