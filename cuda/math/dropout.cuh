@@ -21,7 +21,7 @@ __device__ __forceinline__ PhiloxKey philox_key(uint64_t seed) {
 
 // By operators or by multiply_wide, which is faster; but it moved registers of kernels that draw beside products, which then
 // took 3 % longer.
-template <bool WIDE>
+template <bool WIDE = false>
 __device__ __forceinline__ void philox_round(uint32_t& c0, uint32_t& c1, uint32_t& c2, uint32_t& c3, const PhiloxKey& key) {
     const auto multiply = [](uint32_t a, uint32_t b) { return WIDE ? multiply_wide(a, b) : static_cast<uint64_t>(a) * b; };
     const uint64_t first = multiply(0xD2511F53u, c0), second = multiply(0xCD9E8D57u, c2);
