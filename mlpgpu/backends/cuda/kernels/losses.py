@@ -197,7 +197,7 @@ def head(name: str, kind: str, *, textured: bool = True, form: HeadForm = WHOLE_
         form.shared_bytes,
         block=form.block,
         blocks=form.blocks,
-        spill_bytes=48,  # on sm_120 alone
+        spill_bytes=128 if drops else 48,  # around the epilogue; of others on sm_120 alone
         loss_numbers=reads_numbers(name),
         prefetched=tuple((name, 0) for name in ("order", "w", "b", "targets", "weights", "mean", "scale")),
         products=(DENSE_PRODUCT, replace(DENSE_PRODUCT, when=("dx", "dx_components"))),

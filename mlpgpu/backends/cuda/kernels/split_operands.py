@@ -35,7 +35,7 @@ def padded_columns(n: int) -> int:
 
 
 def _split(
-    name: str, function: str, signature: str, shared_bytes: int = 0, block: str = "PlainBlock", *, spill_bytes: int = 24
+    name: str, function: str, signature: str, shared_bytes: int = 0, block: str = "PlainBlock", *, spill_bytes: int = 40
 ) -> Entry:
     """An entry for cards whose tensor cores take split operands."""
     return Entry(
