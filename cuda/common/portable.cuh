@@ -23,7 +23,7 @@ __device__ __forceinline__ float texel(Texture texture, int64_t i) {
     return tex1Dfetch<float>(texture, static_cast<int>(i));
 }
 
-// The product of 64 bits. To what the compiler makes of the operators it adds an instruction.
+// The 64 bits of a product. For C++'s operators nvcc issues one instruction more.
 __device__ __forceinline__ uint64_t multiply_wide(uint32_t a, uint32_t b) {
     uint64_t product;
     asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));

@@ -60,7 +60,7 @@ struct BackwardInputRows : RowsEpilogue {
     __device__ __forceinline__ void put(int row, int column, float value) const { dx[offset(row, column)] = value; }
 };
 
-// The same with a dropout: z = C + b, y = what it leaves of f(z).
+// z = C + b, and y is what a dropout leaves of f(z); z and b may be null.
 template <class Activation>
 struct DroppedForwardRows : RowsEpilogue {
     const float* b;
@@ -86,7 +86,7 @@ struct DroppedForwardRows : RowsEpilogue {
     }
 };
 
-// dx = what it leaves of C ∘ f'(saved · restore); `saved` may be null.
+// dx is what a dropout leaves of C ∘ f'(saved · restore); `saved` may be null.
 template <class Activation>
 struct DroppedInputRows : RowsEpilogue {
     const float* saved;
@@ -112,8 +112,8 @@ struct DroppedInputRows : RowsEpilogue {
     }
 };
 
-// z = x W + b, y = f(z), or if it DROPS some what a dropout leaves of it, whose elements are `kept`.  z is null where f' takes
-// y.  Grid: (row tiles, column tiles).
+// z = x W + b, y = f(z); where the kernel DROPS elements, y is what the dropout leaves of f(z), and `kept` are the bits of those
+// that stay.  z is null where f' takes y.  Grid: (row tiles, column tiles).
 template <class Activation, class T, bool DROPS = false>
 __device__ __forceinline__ void dense_forward(const Step* step, int shard, int shards, const float* x, const int* order,
                                               const float* w, const float* b, float* z, float* y, const uint32_t* kept,
@@ -131,11 +131,11 @@ __device__ __forceinline__ void dense_forward(const Step* step, int shard, int s
         gemm_tile(T(), a, weights, m0, n0, 0, k, NoColumnSum(), ForwardRows<Activation>{{n}, b, z ? z + first : z, y + first});
 }
 
-// dx = (dz Wᵀ) ∘ f'(saved · restore), f being the activation that made x; `saved` is null where there was none, or where the
-// derivative is applied later. Between f and W there may have been a dropout, by whose factor `keep` = 1 / (1 - rate) dx is
-// multiplied where its elements are `kept`; where f' takes y, what the dropout left of it is saved, and `restore` = 1 - rate
-// makes y of that. Of a ReLU the zeros of what is left are those of both, so that no kernel is needed that DROPS some; without a
-// dropout keep is 1.  Grid: (row tiles, tiles of k).
+// dx = (dz Wᵀ) ∘ f'(saved), f being the activation that made x; `saved` is null where there was none, or where the derivative
+// is applied later. Where there was a dropout between f and W, and the kernel DROPS elements, dx is what the dropout leaves:
+// those whose bits are `kept`, times keep = 1 / (1 - rate). If f' takes y, the array `saved` has what the dropout left of y, and
+// restore = 1 - rate makes y of it. Behind a ReLU the zeros of what is left tell what was dropped: a kernel that DROPS nothing
+// multiplies by keep, which is 1 without a dropout.  Grid: (row tiles, tiles of k).
 template <class Activation, class T, bool DROPS = false>
 __device__ __forceinline__ void dense_backward_input(const Step* step, int shard, int shards, const float* dz,
                                                      const float* w, const float* saved, float* dx, const uint32_t* kept,

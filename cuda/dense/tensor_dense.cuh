@@ -16,8 +16,8 @@
 
 namespace mlpgpu {
 
-// z = C + b, y = f(z), or if it DROPS some what a dropout leaves of it. `y_components` receive y as bfloat16, with rows of 0 from `rows` on.
-// Null outputs are skipped.
+// z = C + b, y = f(z); where the epilogue DROPS elements, y is what the dropout leaves of f(z). `y_components` receive y as
+// bfloat16, with rows of 0 from `rows` on. Null outputs are skipped.
 template <class Format, class Activation, bool DROPS>
 struct ForwardEpilogue {
     const float* b;  // (n,)
@@ -56,7 +56,8 @@ struct ForwardEpilogue {
     __device__ __forceinline__ void columns(int, int, int, int) const {}
     __device__ __forceinline__ float* column_partials() const { return nullptr; }
 
-    static constexpr bool WRITES_COMPONENTS = !Format::SCALED, READS_COMPONENTS = false, HAS_ROW_OPERAND = false, MAY_DROP = DROPS;
+    static constexpr bool WRITES_COMPONENTS = !Format::SCALED, READS_COMPONENTS = false, HAS_ROW_OPERAND = false;
+    static constexpr bool MAY_DROP = DROPS;
     using Row = NoRowOperand;
     __device__ __forceinline__ bool is_components_alone() const { return y_components && !y && !z; }
     __device__ __forceinline__ const uint16_t* saved() const { return nullptr; }
@@ -72,8 +73,8 @@ struct ForwardEpilogue {
     }
 };
 
-// z = x W + b, y = f(z), or if it DROPS some what a dropout leaves of it, whose elements are `kept`. Components of y are stored
-// if the format has no scales.
+// z = x W + b, y = f(z); where the kernel DROPS elements, y is what the dropout leaves of f(z), and `kept` are the bits of those
+// that stay. Components of y are stored if the format has no scales.
 template <class Product, class Activation, bool DROPS = false>
 __device__ __forceinline__ void tensor_forward(const Step* step, int shard, int shards,
                                                typename Product::Source x_components, int64_t x_stride,
@@ -97,8 +98,8 @@ __device__ __forceinline__ void tensor_forward(const Step* step, int shard, int 
         multiply(y_components ? padded_rows(rows.count) : rows.count, epilogue_of(Unscaled(), end));
 }
 
-// dx = C ∘ f'(saved) · keep, or if it DROPS some C ∘ f'(saved · restore) and a dropout of that (dense/dense.cuh), where `saved` is an array or bfloat16
-// components, or neither; `dx_components` as above.
+// dx = C ∘ f'(saved) · keep; where the epilogue DROPS elements, dx is what the dropout leaves of C ∘ f'(saved · restore), as
+// dense/dense.cuh says. `saved` is an array or bfloat16 components, or neither; `dx_components` as above.
 template <class Format, class Activation, bool DROPS>
 struct BackwardInputEpilogue {
     const float* saved_array;      // (rows, k)
@@ -183,8 +184,8 @@ struct BackwardInputEpilogue {
     }
 };
 
-// dx = (dz Wᵀ) ∘ f'(saved), f being the activation that made x, with a dropout between f and W as dense/dense.cuh has it;
-// components of dx and of what is saved as of y above.
+// dx = (dz Wᵀ) ∘ f'(saved), f being the activation that made x. Between f and W there may have been a dropout, as
+// dense/dense.cuh says. Components of dx and of what is saved as of y above.
 template <class Product, class Activation, bool DROPS = false>
 __device__ __forceinline__ void tensor_backward_input(const Step* step, int shard, int shards,
                                                       typename Product::Source dz_components, int64_t dz_stride,

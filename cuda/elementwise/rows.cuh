@@ -161,7 +161,7 @@ __device__ __forceinline__ void draw_dropouts(const Step* step, int shard, int s
     if (row >= rows.count) return;
     const int column = (word - of->begin - row * of_row) * OF_WORD;
     const int64_t first = (static_cast<int64_t>(rows.first) + row) * n + column;
-    // Of the first block of half words, elements before the word's; from `end` on nobody asks for them.
+    // The first block of half words begins `before` elements ahead of the word; from `end` on no element is the row's.
     const int before = static_cast<int>(first % DROPOUT_BLOCK), end = before + min(OF_WORD, n - column);
     const int64_t number = step[blockIdx.y].number;
     const auto of_block = [&](int i) {

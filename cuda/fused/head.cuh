@@ -195,8 +195,7 @@ struct HeadInputGradient {
     KeptElements dropout;
     int first;  // of the block's rows in the shard
 
-    // Drops what a dropout does of columns `column` to `column` + 3 of ROWS rows, PITCH apart in `values`, from the block's row
-    // `row` on.
+    // Applies the dropout to columns `column` to `column` + 3 of ROWS rows, PITCH apart in `values`, from the block's row `row` on.
     template <int ROWS, int PITCH>
     __device__ __forceinline__ void drop(float* values, int row, int column) const {
 #pragma unroll
@@ -248,9 +247,9 @@ struct HeadInputGradient {
     }
 };
 
-// z = x W + b, the loss of the rows (math/losses.cuh) and delta (B, n); and dx = (delta Wᵀ) ∘ f'(saved) · keep, or if
-// it DROPS some with a dropout between f and W (dense/dense.cuh), where `activation` is the number of f, which made x, and
-// `saved` is null if there was none. dx is stored as floats, as bfloat16 components (gemm/operand_formats.cuh), or not at all: null outputs are skipped.
+// z = x W + b, the loss of the rows (math/losses.cuh) and delta (B, n); and dx = (delta Wᵀ) ∘ f'(saved) · keep,
+// where `activation` is the number of f, which made x, and `saved` is null if there was none; between f and W there may have been
+// a dropout, as dense/dense.cuh says. dx is stored as floats, as bfloat16 components (gemm/operand_formats.cuh), or not at all: null outputs are skipped.
 // `dx_row_scales` (rows,) receive its exponents.
 // Grid: one block for every ROWS rows of the capacity, or of the capacity padded if there are components.
 template <class Loss, class Target, bool DROPS, class Source>

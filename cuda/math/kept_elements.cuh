@@ -1,4 +1,4 @@
-// Which elements dropouts keep as bits, which one launch draws and products end with.
+// The elements that dropouts keep, as bits: one launch draws them, and epilogues of products read them.
 #pragma once
 
 #include "common/integers.cuh"
@@ -6,8 +6,8 @@
 
 namespace mlpgpu {
 
-// Which of a block's elements have half words of at least `least`: a bit for each. A half word in the upper half of a word
-// is compared together with the lower one, which decides nothing.
+// A bit for each of a block's elements, set where its half word is at least `least`. A half word in the upper half of a word is
+// compared as the whole word: the lower half cannot change the answer.
 __device__ __forceinline__ uint32_t kept_of_block(const DropoutWords& drawn, uint32_t least) {
     if (least >> 16) return 0;
     const uint32_t high = least << 16;

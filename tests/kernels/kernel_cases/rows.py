@@ -138,9 +138,14 @@ def draw_dropouts(batch: Batch, widths: tuple[int, ...], rate: float, *, steps: 
         masks[begin : begin + inside.size], written[begin : begin + inside.size] = inside.ravel(), True
     made = np.stack([np.concatenate(each) for each in words])
     output = Output(
-        wide(made & masks), np.zeros(made.shape), written & np.ones_like(made, bool), lambda found: wide(found & masks)
+        wide(made & masks),
+        np.zeros(made.shape),
+        np.broadcast_to(written, made.shape),
+        lambda found: wide(found & masks),
     )
-    step = np.concatenate([batch.args["step"]] * steps)  # type: ignore[list-item]  # arrays, all of them
+    first = batch.args["step"]
+    assert isinstance(first, np.ndarray)
+    step = np.tile(first, steps)
     step["number"] += np.arange(steps)
     described = [[LAYER, n, least_kept(rate), begin] for n, begin in zip(widths, begins, strict=True)]
     args = {

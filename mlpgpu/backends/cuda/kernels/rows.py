@@ -53,7 +53,7 @@ def dropout(activation: str = "identity") -> Entry:
 
 
 def draw_dropouts() -> Entry:
-    """Which elements those dropouts keep that products end with, as bits, in several steps."""
+    """A bit for each element that a dropout keeps, of the dropouts that products end with, for several steps."""
     rest = "const int* described[4,count], int count, uint32_t* kept[grid.y,words], int words, uint64_t seed"
     return _over_rows("draw_dropouts", "draw_dropouts", rest, overlaps=True)
 

@@ -279,14 +279,14 @@ class _Facts:
         return found
 
     def _drops(self, path: object, made: str) -> bool:
-        """Whether the launch that makes a product leaves a buffer behind a dropout, as its readers take it."""
+        """Whether a product of this path can end with a dropout and leave what its readers take."""
         if self.has_tail or self.selection.row_step:
             return False
         return isinstance(path, Gemm) or (isinstance(path, (Simt, WarpSplit, SplitK)) and not self.forms(made).operands)
 
     @cached_property
     def before_dropouts(self) -> dict[ops.Operation, ops.Dropout]:
-        """Dense layers whose launch leaves what a dropout leaves of y, which nobody else reads."""
+        """Dense layers whose launch ends with the dropout that follows: nothing but that reads y."""
         found: dict[ops.Operation, ops.Dropout] = {}
         if self.selection.plan.ends_with_gradient:  # whose outputs are looked at
             return found
@@ -571,11 +571,9 @@ def _forward(facts: _Facts, op: ops.Dense, title: str) -> list[Group]:
     partials = groups.DensePartials(title, forward.why, op, forward, facts.by_order(op.x), _next_partials(facts, op))
     why = "split-K partials are added up in a fixed order"
     added_by_tail = facts.has_tail and not facts.is_part(op)
-    return (
-        [partials]
-        if added_by_tail
-        else [partials, groups.AddPartials(title, why, op, forward, facts.before_dropouts.get(op))]
-    )
+    if added_by_tail:
+        return [partials]
+    return [partials, groups.AddPartials(title, why, op, forward, facts.before_dropouts.get(op))]
 
 
 def _next_partials(facts: _Facts, op: ops.Dense | ops.DenseBackward) -> FewRows | None:
