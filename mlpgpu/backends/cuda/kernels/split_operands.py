@@ -35,7 +35,7 @@ def padded_columns(n: int) -> int:
 
 
 def _split(
-    name: str, function: str, signature: str, shared_bytes: int = 0, block: str = "PlainBlock", *, spill_bytes: int = 40
+    name: str, function: str, signature: str, shared_bytes: int = 0, block: str = "PlainBlock", *, spill_bytes: int = 24
 ) -> Entry:
     """An entry for cards whose tensor cores take split operands."""
     return Entry(
@@ -115,6 +115,7 @@ def _over_columns(name: str, operand_format: OperandFormat, ctype: str, axes: st
         signature,
         COLUMN_BYTES,
         "ColumnBlock",
+        spill_bytes=48,  # with scales, of pairs: on sm_80; 40 on sm_90a
     )
 
 
