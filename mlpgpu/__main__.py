@@ -103,13 +103,14 @@ def info() -> str:
     names = [f"{b['internal_api']} {b['version']}{_kind(b)}, up to {b['num_threads']} threads" for b in blas]
     logical = psutil.cpu_count()
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical
+    loops = np.dtype(np.float32)
     lines = {
         "mlpgpu": __version__,
         "Python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
         "NumPy": np.__version__,
         "h5py": f"{h5py.__version__} with HDF5 {h5py.version.hdf5_version}",
         "BLAS": "; ".join(names) or "one whose threads cannot be set",
-        "loops": f"by {loops_name()}{f': {why_not()}' if why_not() else ''}",
+        "loops": f"by {loops_name(loops)}{f': {why_not(loops)}' if why_not(loops) else ''}",
         "cores": f"{psutil.cpu_count(logical=False)} physical, {logical} logical, {usable} usable",
         **describe_machine(),
         "nvcc": _nvcc(),

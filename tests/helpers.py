@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from mlpgpu import SGD, Dataset, Network
 from mlpgpu.backends import Program, Sampling, State, get_backend
+from mlpgpu.backends.cpu.loops import library
 from mlpgpu.losses import FORMS, LOSSES, Loss, TargetKind, as_loss
 
 EPS = float(np.finfo(np.float64).eps)
@@ -52,11 +56,31 @@ def first_and_thorough(values: Iterable[Any]) -> list[Any]:
     return [pytest.param(*first), *(pytest.param(*value, marks=pytest.mark.thorough) for value in others)]
 
 
+@contextmanager
+def numpy_alone() -> Iterator[None]:
+    """What the CPU backend is asked for meanwhile it leaves to NumPy.
+
+    Compiled loops and kernels are made of the same structs, so the one cannot be held to the other.
+    """
+    with mock.patch.object(sys.modules[library.__module__], "_found", lambda dtype: "a test asks for NumPy"):
+        yield
+
+
 class Oracle:
-    """One batch, all rows of ``data``, on the float64 CPU backend: its loss and gradient at any parameters."""
+    """One batch, all rows of ``data``, on the CPU backend in float64: its loss and gradient at any parameters.
+
+    By NumPy alone, unless it may use compiled ``loops``.
+    """
 
     def __init__(
-        self, network: Network, data: Dataset, loss: str | Loss, kind: TargetKind | None = None, *, shards: int = 1
+        self,
+        network: Network,
+        data: Dataset,
+        loss: str | Loss,
+        kind: TargetKind | None = None,
+        *,
+        shards: int = 1,
+        loops: bool = False,
     ) -> None:
         rows = len(data)
         self.plan = network.lower(
@@ -68,7 +92,8 @@ class Oracle:
             shards=shards,
         )
         self._statistics = network.flat_statistics()[np.newaxis]
-        self._program: Program = get_backend("cpu").compile(self.plan, threads=1)
+        with nullcontext() if loops else numpy_alone():
+            self._program: Program = get_backend("cpu").compile(self.plan, threads=1)
         self._program.attach(data, Sampling(rows, rows, seed=network.seed, shuffle=False))
 
     def _run(self, parameters: np.ndarray, rate: float) -> float:

@@ -115,6 +115,14 @@ __device__ __forceinline__ float texel(const float* data, int64_t i) { return da
 
 namespace mlpgpu {
 
+// The type of numbers in cuda/math/.  Kernels have float32; loops on a processor, made of the same structs, may have float64
+// (mlpgpu/backends/cpu/loops/).
+#if defined(MLPGPU_REAL)
+using real = MLPGPU_REAL;
+#else
+using real = float;
+#endif
+
 constexpr int WARP = 32;
 
 // The block of a kernel whose threads stride over elements and share no memory. Each kernel's file names the struct of

@@ -6,60 +6,61 @@
 
 namespace mlpgpu {
 
-__device__ __forceinline__ float logistic(float z) { return quotient(1.0f, 1.0f + expf(-z)); }
+__device__ __forceinline__ real logistic(real z) { return quotient(1.0f, 1.0f + expf(-z)); }
 
 struct Identity {
-    static __device__ __forceinline__ float forward(float z) { return z; }
-    static __device__ __forceinline__ float derivative(float) { return 1.0f; }
+    static __device__ __forceinline__ real forward(real z) { return z; }
+    static __device__ __forceinline__ real derivative(real) { return 1.0f; }
 };
 
 struct Sigmoid {
-    static __device__ __forceinline__ float forward(float z) { return logistic(z); }
-    static __device__ __forceinline__ float derivative(float y) { return y * (1.0f - y); }
+    static __device__ __forceinline__ real forward(real z) { return logistic(z); }
+    static __device__ __forceinline__ real derivative(real y) { return y * (1.0f - y); }
 };
 
 struct Tanh {
-    static __device__ __forceinline__ float forward(float z) { return tanhf(z); }
-    static __device__ __forceinline__ float derivative(float y) { return 1.0f - y * y; }
+    static __device__ __forceinline__ real forward(real z) { return tanhf(z); }
+    static __device__ __forceinline__ real derivative(real y) { return 1.0f - y * y; }
 };
 
 // Comparisons let NaN pass through, as NumPy's maximum and sign do.
 struct Relu {
-    static __device__ __forceinline__ float forward(float z) { return z <= 0.0f ? 0.0f : z; }
-    static __device__ __forceinline__ float derivative(float y) { return y > 0.0f ? 1.0f : y; }  // y is never negative
+    static __device__ __forceinline__ real forward(real z) { return z <= 0.0f ? 0.0f : z; }
+    static __device__ __forceinline__ real derivative(real y) { return y > 0.0f ? 1.0f : y; }  // y is never negative
 };
 
 struct LeakyRelu {
-    static constexpr float slope = 0.01f;
-    static __device__ __forceinline__ float forward(float z) { return z <= 0.0f ? slope * z : z; }
-    static __device__ __forceinline__ float derivative(float y) { return y > 0.0f ? 1.0f : y <= 0.0f ? slope : y; }
+    static constexpr real slope = real(0.01);
+    static __device__ __forceinline__ real forward(real z) { return z <= 0.0f ? slope * z : z; }
+    static __device__ __forceinline__ real derivative(real y) { return y > 0.0f ? 1.0f : y <= 0.0f ? slope : y; }
 };
 
 struct Elu {
-    static __device__ __forceinline__ float forward(float z) {
-        const float below = exp_minus_one(z < 0.0f ? z : 0.0f);  // of all elements, and not behind a branch of some
+    static __device__ __forceinline__ real forward(real z) {
+        const real below = exp_minus_one(z < 0.0f ? z : 0.0f);  // of all elements, and not behind a branch of some
         return z <= 0.0f ? below : z;
     }
-    static __device__ __forceinline__ float derivative(float y) { return y > 0.0f ? 1.0f : y + 1.0f; }
+    static __device__ __forceinline__ real derivative(real y) { return y > 0.0f ? 1.0f : y + 1.0f; }
 };
 
 struct Softplus {
-    static __device__ __forceinline__ float forward(float z) { return fmaxf(z, 0.0f) + log_plus_one(expf(-fabsf(z))); }
-    static __device__ __forceinline__ float derivative(float y) { return -exp_minus_one(-y); }
+    static __device__ __forceinline__ real forward(real z) { return fmaxf(z, real(0)) + log_plus_one(expf(-fabsf(z))); }
+    static __device__ __forceinline__ real derivative(real y) { return -exp_minus_one(-y); }
 };
 
 struct Gelu {
-    static __device__ __forceinline__ float forward(float z) { return z * (0.5f * (1.0f + erff(z * 0.70710678f))); }
-    static __device__ __forceinline__ float derivative(float z) {
-        const float density = 0.39894228f * expf(-0.5f * z * z);
-        return 0.5f * (1.0f + erff(z * 0.70710678f)) + z * density;
+    static constexpr real ROOT_OF_HALF = real(0.70710678118654752);
+    static __device__ __forceinline__ real forward(real z) { return z * (0.5f * (1.0f + erff(z * ROOT_OF_HALF))); }
+    static __device__ __forceinline__ real derivative(real z) {
+        const real density = real(0.39894228040143268) * expf(-0.5f * z * z);
+        return 0.5f * (1.0f + erff(z * ROOT_OF_HALF)) + z * density;
     }
 };
 
 struct Silu {
-    static __device__ __forceinline__ float forward(float z) { return z * logistic(z); }
-    static __device__ __forceinline__ float derivative(float z) {
-        const float s = logistic(z);
+    static __device__ __forceinline__ real forward(real z) { return z * logistic(z); }
+    static __device__ __forceinline__ real derivative(real z) {
+        const real s = logistic(z);
         return s * (1.0f + z * (1.0f - s));
     }
 };

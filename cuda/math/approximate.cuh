@@ -8,8 +8,8 @@ namespace mlpgpu {
 
 // By the units that approximate them, off by up to 1 and 2 units of the last place. Of a denominator from 2^126 on a
 // quotient is 0.
-__device__ __forceinline__ float root(float x) { return fast_sqrt(x); }
-__device__ __forceinline__ float quotient(float a, float b) { return __fdividef(a, b); }
+__device__ __forceinline__ real root(real x) { return fast_sqrt(x); }
+__device__ __forceinline__ real quotient(real a, real b) { return __fdividef(a, b); }
 
 // x times a polynomial, from the coefficient of the highest power on. No loop is left for a compiler that makes vectors of
 // the loop around it.

@@ -11,10 +11,10 @@ struct WarpTeam;  // math/teams.cuh
 
 // The numbers of a loss, which a program keeps; mlpgpu/losses.py has their names.
 struct LossNumbers {
-    float delta;
-    float level, level_rest;  // a rest is 1 minus the number, rounded once
-    float label_smoothing, label_smoothing_rest;
-    float gamma;
+    real delta;
+    real level, level_rest;  // a rest is 1 minus the number, rounded once
+    real label_smoothing, label_smoothing_rest;
+    real gamma;
 };
 
 extern "C" {
@@ -50,7 +50,7 @@ __device__ __forceinline__ void over_columns(const R& r, int rank, const Work& w
 template <class Loss>
 struct SumOfTerms {
     static constexpr int FEW_COLUMNS = 0;  // up to which LanesAlone is the faster team
-    static __device__ __forceinline__ float term_weight(int) { return 1.0f; }  // of an output's term in its row
+    static __device__ __forceinline__ real term_weight(int) { return 1.0f; }  // of an output's term in its row
 
     template <class R>
     static __device__ __forceinline__ float row(const R& r) {
@@ -88,50 +88,50 @@ struct SumOfTerms {
 
 template <class Loss>
 struct MeanOfTerms : SumOfTerms<Loss> {
-    static __device__ __forceinline__ float term_weight(int n) { return 1.0f / n; }
+    static __device__ __forceinline__ real term_weight(int n) { return real(1) / n; }
 };
 
 struct SquaredError : SumOfTerms<SquaredError> {
-    static __device__ __forceinline__ float term(float z, float t, float& delta) {
+    static __device__ __forceinline__ real term(real z, real t, real& delta) {
         delta = z - t;
         return 0.5f * delta * delta;
     }
 };
 
 struct MeanSquaredError : MeanOfTerms<MeanSquaredError> {
-    static __device__ __forceinline__ float term(float z, float t, float& delta) {
+    static __device__ __forceinline__ real term(real z, real t, real& delta) {
         delta = 2.0f * (z - t);
         return (z - t) * (z - t);
     }
 };
 
 struct AbsoluteError : MeanOfTerms<AbsoluteError> {
-    static __device__ __forceinline__ float term(float z, float t, float& delta) {
-        const float e = z - t;
+    static __device__ __forceinline__ real term(real z, real t, real& delta) {
+        const real e = z - t;
         delta = e > 0.0f ? 1.0f : e < 0.0f ? -1.0f : e;  // the sign of NaN is NaN, as NumPy has it
         return fabsf(e);
     }
 };
 
 struct Huber : MeanOfTerms<Huber> {
-    static __device__ __forceinline__ float term(float z, float t, float& delta) {
-        const float e = z - t, limit = loss_numbers.delta;
+    static __device__ __forceinline__ real term(real z, real t, real& delta) {
+        const real e = z - t, limit = loss_numbers.delta;
         delta = e > limit ? limit : e < -limit ? -limit : e;
         return delta * (e - 0.5f * delta);
     }
 };
 
 struct Quantile : MeanOfTerms<Quantile> {
-    static __device__ __forceinline__ float term(float z, float t, float& delta) {
-        const float e = z - t;
+    static __device__ __forceinline__ real term(real z, real t, real& delta) {
+        const real e = z - t;
         delta = e > 0.0f ? loss_numbers.level_rest : e < 0.0f ? -loss_numbers.level : e;
         return e * delta;
     }
 };
 
 struct Poisson : MeanOfTerms<Poisson> {
-    static __device__ __forceinline__ float term(float z, float t, float& delta) {
-        const float rate = expf(z);
+    static __device__ __forceinline__ real term(real z, real t, real& delta) {
+        const real rate = expf(z);
         delta = rate - t;
         return rate - z * t;
     }
@@ -139,17 +139,17 @@ struct Poisson : MeanOfTerms<Poisson> {
 
 // Σ t (1 - p)^gamma s over both classes, with surprises s = -log p.
 struct BinaryFocal : MeanOfTerms<BinaryFocal> {
-    static __device__ __forceinline__ float term(float z, float t, float& delta) {
-        const float gamma = loss_numbers.gamma, p1 = logistic(z), p0 = logistic(-z);
-        const float s1 = Softplus::forward(-z), s0 = Softplus::forward(z);
-        const float hard1 = t * expf(-gamma * s0), hard0 = (1.0f - t) * expf(-gamma * s1);  // t p0^gamma, …
+    static __device__ __forceinline__ real term(real z, real t, real& delta) {
+        const real gamma = loss_numbers.gamma, p1 = logistic(z), p0 = logistic(-z);
+        const real s1 = Softplus::forward(-z), s0 = Softplus::forward(z);
+        const real hard1 = t * expf(-gamma * s0), hard0 = (1.0f - t) * expf(-gamma * s1);  // t p0^gamma, …
         delta = hard0 * (p1 + gamma * (p0 * s0)) - hard1 * (p0 + gamma * (p1 * s1));
         return hard1 * s1 + hard0 * s0;
     }
 };
 
 struct BinaryCrossEntropy : MeanOfTerms<BinaryCrossEntropy> {
-    static __device__ __forceinline__ float term(float z, float t, float& delta) {
+    static __device__ __forceinline__ real term(real z, real t, real& delta) {
         delta = logistic(z) - t;
         return Softplus::forward(z) - z * t;
     }

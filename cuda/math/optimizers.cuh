@@ -9,15 +9,15 @@ namespace mlpgpu {
 
 // Hyper-parameters, which stay the same during a fit; mlpgpu/optimizers.py has their names.
 struct Hyper {
-    float l1, l2;
-    float clip_norm;
-    float momentum;
-    float rho, rho_rest;  // a rest is 1 minus the number, rounded once
-    float beta1, beta1_rest;
-    float beta2, beta2_rest;
-    float epsilon;
-    float weight_decay;
-    float alpha;
+    real l1, l2;
+    real clip_norm;
+    real momentum;
+    real rho, rho_rest;  // a rest is 1 minus the number, rounded once
+    real beta1, beta1_rest;
+    real beta2, beta2_rest;
+    real epsilon;
+    real weight_decay;
+    real alpha;
 };
 
 constexpr int MOST_STEPS = 4096, RATES_PER_STEP = 3;
@@ -33,12 +33,12 @@ __constant__ float schedule[MOST_STEPS * RATES_PER_STEP];
 
 struct SGDRule {
     static constexpr int SLOTS = 0;
-    static __device__ __forceinline__ void update(float& w, float g, float*, const float* row) { w -= row[0] * g; }
+    static __device__ __forceinline__ void update(real& w, real g, real*, const real* row) { w -= row[0] * g; }
 };
 
 struct MomentumRule {
     static constexpr int SLOTS = 1;
-    static __device__ __forceinline__ void update(float& w, float g, float* slot, const float* row) {
+    static __device__ __forceinline__ void update(real& w, real g, real* slot, const real* row) {
         slot[0] = hyper.momentum * slot[0] + row[0] * g;
         w -= slot[0];
     }
@@ -46,7 +46,7 @@ struct MomentumRule {
 
 struct NesterovRule {
     static constexpr int SLOTS = 1;
-    static __device__ __forceinline__ void update(float& w, float g, float* slot, const float* row) {
+    static __device__ __forceinline__ void update(real& w, real g, real* slot, const real* row) {
         slot[0] = hyper.momentum * slot[0] + row[0] * g;
         w -= hyper.momentum * slot[0] + row[0] * g;
     }
@@ -54,7 +54,7 @@ struct NesterovRule {
 
 struct RMSpropRule {
     static constexpr int SLOTS = 1;
-    static __device__ __forceinline__ void update(float& w, float g, float* slot, const float* row) {
+    static __device__ __forceinline__ void update(real& w, real g, real* slot, const real* row) {
         slot[0] = hyper.rho * slot[0] + hyper.rho_rest * g * g;
         w -= quotient(row[0] * g, root(slot[0]) + hyper.epsilon);
     }
@@ -62,7 +62,7 @@ struct RMSpropRule {
 
 struct AdamRule {
     static constexpr int SLOTS = 2;
-    static __device__ __forceinline__ void update(float& w, float g, float* slot, const float* row) {
+    static __device__ __forceinline__ void update(real& w, real g, real* slot, const real* row) {
         slot[0] = hyper.beta1 * slot[0] + hyper.beta1_rest * g;
         slot[1] = hyper.beta2 * slot[1] + hyper.beta2_rest * g * g;
         w -= quotient(row[1] * slot[0], root(slot[1]) * row[2] + hyper.epsilon);
@@ -71,7 +71,7 @@ struct AdamRule {
 
 struct AdamWRule {
     static constexpr int SLOTS = 2;
-    static __device__ __forceinline__ void update(float& w, float g, float* slot, const float* row) {
+    static __device__ __forceinline__ void update(real& w, real g, real* slot, const real* row) {
         w *= 1.0f - row[0] * hyper.weight_decay;
         AdamRule::update(w, g, slot, row);
     }
@@ -109,13 +109,13 @@ constexpr bool HAS_ALPHA<WithAlpha<Rule>> = true;
 
 // A weight's gradient summed over rows, with the slope at w of the penalty that the rule has, if any.
 template <class Rule>
-__device__ __forceinline__ float penalized(float sum, float w) {
+__device__ __forceinline__ real penalized(real sum, real w) {
     if constexpr (HAS_ALPHA<Rule>) return sum + hyper.alpha * w;
     else return sum;
 }
 
 // The l1 penalty's slope at w, without a branch.
-__device__ __forceinline__ float penalty_slope(float w) {
+__device__ __forceinline__ real penalty_slope(real w) {
     return hyper.l1 * ((w > 0.0f ? 1.0f : 0.0f) - (w < 0.0f ? 1.0f : 0.0f));
 }
 
@@ -123,15 +123,15 @@ __device__ __forceinline__ float penalty_slope(float w) {
 // which `scale` divides by the batch's weight; `row` is the step's row of the schedule, and `slope` that of the l1 penalty
 // at w.
 template <class Rule>
-__device__ __forceinline__ void step_parameter(float& w, float* slot, float sum, float scale, const float* row,
-                                               float slope) {
-    const float g = penalized<Rule>(sum, w) * scale + hyper.l2 * w + slope;
+__device__ __forceinline__ void step_parameter(real& w, real* slot, real sum, real scale, const real* row,
+                                               real slope) {
+    const real g = penalized<Rule>(sum, w) * scale + hyper.l2 * w + slope;
     Rule::update(w, g, slot, row);
 }
 
 // The same with fewer registers: the compiler makes branches of these comparisons.
 template <class Rule>
-__device__ __forceinline__ void step_parameter(float& w, float* slot, float sum, float scale, const float* row) {
+__device__ __forceinline__ void step_parameter(real& w, real* slot, real sum, real scale, const real* row) {
     step_parameter<Rule>(w, slot, sum, scale, row, w > 0.0f ? hyper.l1 : w < 0.0f ? -hyper.l1 : 0.0f);
 }
 

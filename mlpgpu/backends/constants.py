@@ -17,17 +17,20 @@ HYPER = (
 LOSS_NUMBERS = "delta", "level", "level_rest", "label_smoothing", "label_smoothing_rest", "gamma"
 
 
-def hyper_parameters(optimizer: Optimizer) -> np.ndarray:
-    """The struct Hyper of an optimizer, (13,) float32: 0 for what the optimizer does not have."""
-    return _numbers(optimizer, HYPER)
+_FLOAT32 = np.dtype(np.float32)
 
 
-def loss_numbers(loss: Loss) -> np.ndarray:
-    """The struct LossNumbers of a loss, (6,) float32: 0 for what the loss does not have."""
-    return _numbers(loss, LOSS_NUMBERS)
+def hyper_parameters(optimizer: Optimizer, dtype: np.dtype = _FLOAT32) -> np.ndarray:
+    """The struct Hyper of an optimizer, (13,): 0 for what the optimizer does not have."""
+    return _numbers(optimizer, HYPER, dtype)
 
 
-def _numbers(owner: object, names: Sequence[str]) -> np.ndarray:
+def loss_numbers(loss: Loss, dtype: np.dtype = _FLOAT32) -> np.ndarray:
+    """The struct LossNumbers of a loss, (6,): 0 for what the loss does not have."""
+    return _numbers(loss, LOSS_NUMBERS, dtype)
+
+
+def _numbers(owner: object, names: Sequence[str], dtype: np.dtype) -> np.ndarray:
     """Numbers by name; a rest is 1 minus the number, rounded once."""
 
     def value(name: str) -> float:
@@ -36,4 +39,4 @@ def _numbers(owner: object, names: Sequence[str]) -> np.ndarray:
         return getattr(owner, name, 0.0) or 0.0
 
     with np.errstate(over="ignore"):  # a number beyond float32 leads to an error of ours, by the first step
-        return np.array([value(name) for name in names], np.float32)
+        return np.array([value(name) for name in names], dtype)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import dataset
+from helpers import dataset, numpy_alone
 from host_card import HostCard, take_over
 from test_cards_program import Team
 
@@ -199,7 +199,8 @@ def test_programs_in_parts_are_near_to_the_cpus(monkeypatch: pytest.MonkeyPatch)
         whole = network.lower(
             capacity=BATCH, loss="softmax_cross_entropy", parts=Parts(2), precision="float64", **options
         )
-        program = get_backend("cpu").compile(whole, threads=1)
+        with numpy_alone():
+            program = get_backend("cpu").compile(whole, threads=1)
         program.draw(3, network.state(None).statistics)
         program.attach(data, Sampling(ROWS, BATCH, seed=11))
         losses = [program.run(0, np.full(4, 0.05)), program.run(4, np.full(2, 0.02))]

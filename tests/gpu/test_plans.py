@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from helpers import EPS32, LOSS_KINDS, LOSS_OF, dataset
+from helpers import EPS32, LOSS_KINDS, LOSS_OF, dataset, numpy_alone
 from kernel_cases.tensor import ERRORS
 
 from mlpgpu import SGD, Adam, Dataset, Dense, Dropout, LocallyConnected, Momentum, Network, Standardize, Trainer
@@ -129,9 +129,10 @@ def on_card(case: Case) -> dict[str, np.ndarray]:
 
 def check(case: Case) -> None:
     nudges = range(NUDGES if case.precision == "float32" else ROUGH_NUDGES)
-    expected, *nudged = (
-        train(case, nudge=nudge, backend="cpu", precision="float64", threads=1) for nudge in (None, *nudges)
-    )
+    with numpy_alone():
+        expected, *nudged = (
+            train(case, nudge=nudge, backend="cpu", precision="float64", threads=1) for nudge in (None, *nudges)
+        )
     # What else is rounded: in each step the weights themselves, and terms of order one in a loss.
     beside = {"change": np.linalg.norm(expected["parameters"]), "losses": ROUNDINGS, "evaluation": ROUNDINGS}
     for name, got in on_card(case).items():

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
-from helpers import EPS32, dataset
+from helpers import EPS32, dataset, numpy_alone
 
 from mlpgpu import Dataset, Momentum, Network
 from mlpgpu.backends import Sampling, State, get_backend
@@ -47,8 +48,12 @@ class Epoch:
         self.state = self._network.state(self.plan.optimizer)
 
     def on_cpu(self, precision: str) -> tuple[State, np.ndarray, np.ndarray]:
-        """What the CPU makes of it: the state, each step's loss and weight, then the first batch's predictions."""
-        program = get_backend("cpu").compile(self._network.lower(**self._options, precision=precision), threads=1)
+        """What the CPU makes of it: the state, each step's loss and weight, then the first batch's predictions.
+
+        In float64 by NumPy alone, since kernels are held to that.
+        """
+        with numpy_alone() if precision == "float64" else nullcontext():
+            program = get_backend("cpu").compile(self._network.lower(**self._options, precision=precision), threads=1)
         program.load(self.state)
         program.attach(self.data, self.sampling)
         losses = program.run(0, self.rates)

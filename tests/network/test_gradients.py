@@ -99,7 +99,8 @@ def test_gradient(layers: str, loss: str, kind: TargetKind, activation: str, wei
     network = Network(NETWORKS[layers](activation), seed=4)
     network.adapt(data)
     for shards in (1, 3):
-        check(network, Oracle(network, data, loss, kind, shards=shards))
+        for loops in (False, True):
+            check(network, Oracle(network, data, loss, kind, shards=shards, loops=loops))
 
 
 def test_every_layer_is_checked() -> None:

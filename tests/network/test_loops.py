@@ -17,14 +17,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import EPS32
 from sanitized import SANITIZERS, run_sanitized
 
 import mlpgpu as mg
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends.constants import hyper_parameters, loss_numbers
 from mlpgpu.backends.cpu.blas import BLAS
-from mlpgpu.backends.cpu.loops import Call, joined, library, loops_name, why_not
+from mlpgpu.backends.cpu.loops import Call, has_loop, joined, library, loops_name, why_not
 from mlpgpu.backends.cpu.loops import library as loops_library
 from mlpgpu.backends.sources import native_folder, source_folder
 from mlpgpu.losses import FORMS
@@ -32,12 +31,14 @@ from mlpgpu.optimizers import OPTIMIZERS
 from mlpgpu.random import half_words, least_kept
 
 DRAW = np.random.default_rng(7)
+FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 SHAPES = (1, 1), (1, 33), (3, 16), (5, 10), (40, 1), (7, 47)
 NUMBERS: dict[str, Any] = {"huber": {"delta": 0.7}, "quantile": {"level": 0.3}, "binary_focal": {"gamma": 1.5}}
 OPTIONS: dict[str, Any] = {"l1": 0.01, "l2": 0.02}
 
 library_module = sys.modules[loops_library.__module__]
-needs_loops = pytest.mark.skipif(library() is None, reason=f"no loops: {why_not()}")
+needs_loops = pytest.mark.skipif(library(FLOAT32) is None, reason=f"no loops: {why_not(FLOAT32)}")
+of_each_type = pytest.mark.parametrize("dtype", [FLOAT32, FLOAT64], ids=str)
 
 
 @pytest.mark.skipif(
@@ -45,11 +46,12 @@ needs_loops = pytest.mark.skipif(library() is None, reason=f"no loops: {why_not(
 )
 def test_loops_are_there_where_a_compiler_is() -> None:
     """Else all tests that need them would be left out, as if there were no compiler."""
-    assert library() is not None, why_not()
+    for dtype in FLOAT32, FLOAT64:
+        assert library(dtype) is not None, why_not(dtype)
 
 
-def call(name: str, *arguments: Any) -> None:
-    for each in joined([Call(name, *arguments)]):
+def call(dtype: np.dtype, name: str, *arguments: Any) -> None:
+    for each in joined([Call(dtype, name, *arguments)]):
         each()
 
 
@@ -58,11 +60,11 @@ def close(found: np.ndarray, expected: np.ndarray, *, factor: float = 8.0) -> No
     np.testing.assert_array_equal(np.isfinite(found), np.isfinite(expected))
     finite = np.isfinite(expected)
     scale = np.maximum(np.abs(np.where(finite, expected, 0.0)), 1.0)
-    assert (np.abs(np.where(finite, found - expected, 0.0)) <= factor * EPS32 * scale).all()
+    assert (np.abs(np.where(finite, found - expected, 0.0)) <= factor * np.finfo(found.dtype).eps * scale).all()
 
 
-def numbers(shape: tuple[int, ...], scale: float = 2.0) -> np.ndarray:
-    return (scale * DRAW.standard_normal(shape)).astype(np.float32)
+def numbers(dtype: np.dtype, shape: tuple[int, ...], scale: float = 2.0) -> np.ndarray:
+    return (scale * DRAW.standard_normal(shape)).astype(dtype)
 
 
 @pytest.fixture
@@ -74,13 +76,15 @@ def forgotten() -> Iterator[None]:
 
 
 @needs_loops
+@of_each_type
 @pytest.mark.skipif(shutil.which("g++") is None, reason="what g++ says of a loop is read")
-def test_each_loop_over_elements_is_made_of_vectors() -> None:
+def test_each_loop_over_elements_is_made_of_vectors(dtype: np.dtype) -> None:
     """A loop or a branch that is left inside it makes it ten times as long, with the same bits."""
     module = library_module
     folders = [Path(module.__file__ or "").parent, native_folder(), source_folder()]
     options = [each for each in module.OPTIONS if not each.startswith("-march")]
     options += ["-march=x86-64-v3"] if platform.machine() == "x86_64" else []  # whatever this machine has beyond that
+    options.append(f"-DMLPGPU_REAL={module.REAL[dtype]}")
     command = ["g++", *options, "-fPIC", "-fopt-info-vec-missed", *(f"-I{folder}" for folder in folders)]
     told = subprocess.run(
         [*command, "-x", "c++", "-", "-c", "-o", os.devnull],
@@ -98,51 +102,55 @@ def test_each_loop_over_elements_is_made_of_vectors() -> None:
 
 
 @needs_loops
+@of_each_type
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_activations(name: str, shape: tuple[int, int]) -> None:
+def test_activations(dtype: np.dtype, name: str, shape: tuple[int, int]) -> None:
     activation = ACTIVATIONS[name]
-    z, bias, dy = numbers(shape, 4.0), numbers(shape[1:]), numbers(shape)
+    roundings = 64.0 if (name, dtype) == ("gelu", FLOAT64) else 8.0  # NumPy's is off by up to 1e-14 times z
+    z, bias, dy = numbers(dtype, shape, 4.0), numbers(dtype, shape[1:]), numbers(dtype, shape)
     z.flat[0] = np.nan if shape == (5, 10) else 30.0
     wide = z.astype(np.float64) + bias
     expected, slope, scratch = np.empty(shape), np.empty(shape), np.empty(shape)
     activation.forward(wide, expected, scratch)
     elsewhere, in_place = np.empty_like(z), z.copy()
     for source, into in ((z, elsewhere), (in_place, in_place)):
-        call(f"activate_{name}", source, bias, into, *shape)
-        close(into, expected)
+        call(dtype, f"activate_{name}", source, bias, into, *shape)
+        close(into, expected, factor=roundings)
     y, kept = np.empty_like(z), z.copy()
     if activation.with_slope is not None:
         activation.backward(wide, np.ones(shape), slope, scratch)
-        call(f"activate_with_slope_{name}", kept, bias, y, *shape)
-        close(y, expected)
-        close(kept, slope)
+        call(dtype, f"activate_with_slope_{name}", kept, bias, y, *shape)
+        close(y, expected, factor=roundings)
+        close(kept, slope, factor=roundings)
     else:
         activation.backward(expected, np.ones(shape), slope, scratch)
         found = dy.copy()
-        call(f"activation_backward_{name}", expected.astype(np.float32), found, found.size)
+        call(dtype, f"activation_backward_{name}", expected.astype(dtype), found, found.size)
         close(found, dy * slope, factor=16.0)
 
 
 @needs_loops
+@of_each_type
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_a_number_has_the_same_bits_wherever_it_stands(name: str) -> None:
-    z, first = numbers((120,), 3.0), np.empty(120, np.float32)
-    call(f"activate_{name}", z, None, first, 1, 120)
+def test_a_number_has_the_same_bits_wherever_it_stands(dtype: np.dtype, name: str) -> None:
+    z, first = numbers(dtype, (120,), 3.0), np.empty(120, dtype)
+    call(dtype, f"activate_{name}", z, None, first, 1, 120)
     for shape in ((120, 1), (12, 10), (5, 24), (3, 40)):
         y = np.empty_like(z)
-        call(f"activate_{name}", z, np.zeros(shape[1], np.float32), y, *shape)
+        call(dtype, f"activate_{name}", z, np.zeros(shape[1], dtype), y, *shape)
         np.testing.assert_array_equal(y, first)
 
 
 @needs_loops
+@of_each_type
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("form", [form for form in FORMS if library() and library().has(f"loss_{form}")])
-def test_losses_of_terms(form: str, shape: tuple[int, int]) -> None:
+@pytest.mark.parametrize("form", [form for form in FORMS if has_loop(FLOAT32, f"loss_{form}")])
+def test_losses_of_terms(dtype: np.dtype, form: str, shape: tuple[int, int]) -> None:
     loss = FORMS[form](**NUMBERS.get(form, {}))
-    z, t = numbers(shape), np.abs(numbers(shape, 0.4)).clip(0.0, 1.0)
-    value, delta, scratch = np.empty(shape[0], np.float32), np.empty_like(z), np.empty_like(z)
-    call(f"loss_{form}", z, t, value, delta, scratch, *shape, loss_numbers(loss))
+    z, t = numbers(dtype, shape), np.abs(numbers(dtype, shape, 0.4)).clip(0.0, 1.0)
+    value, delta, scratch = np.empty(shape[0], dtype), np.empty_like(z), np.empty_like(z)
+    call(dtype, f"loss_{form}", z, t, value, delta, scratch, *shape, loss_numbers(loss, dtype))
     wide_value, wide_delta = np.empty(shape[0]), np.empty(shape)
     loss.evaluate(z.astype(np.float64), t.astype(np.float64), wide_value, wide_delta, np.empty(shape))
     close(value, wide_value, factor=32.0)
@@ -150,119 +158,135 @@ def test_losses_of_terms(form: str, shape: tuple[int, int]) -> None:
 
 
 @needs_loops
+@of_each_type
 @pytest.mark.parametrize("kind", ["index", "dense"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_softmax_cross_entropy(shape: tuple[int, int], kind: str) -> None:
-    z = numbers(shape, 5.0)
+def test_softmax_cross_entropy(dtype: np.dtype, shape: tuple[int, int], kind: str) -> None:
+    z = numbers(dtype, shape, 5.0)
     z[0] += 1e4
     t: np.ndarray = DRAW.integers(0, shape[1], shape[0])
     if kind == "dense":
-        t = DRAW.dirichlet(np.ones(shape[1]), shape[0]).astype(np.float32)
-    value, delta, scratch = np.empty(shape[0], np.float32), np.empty_like(z), np.empty_like(z)
-    call(f"softmax_cross_entropy_of_{kind}", z, t, value, delta, scratch, *shape)
+        t = DRAW.dirichlet(np.ones(shape[1]), shape[0]).astype(dtype)
+    value, delta, scratch = np.empty(shape[0], dtype), np.empty_like(z), np.empty_like(z)
+    call(dtype, f"softmax_cross_entropy_of_{kind}", z, t, value, delta, scratch, *shape)
     wide_value, wide_delta = np.empty(shape[0]), np.empty(shape)
     wide_t = t if kind == "index" else t.astype(np.float64)
     FORMS["softmax_cross_entropy"]().evaluate(z.astype(np.float64), wide_t, wide_value, wide_delta, np.empty(shape))
     close(value, wide_value, factor=32.0)
     close(delta, wide_delta, factor=16.0)
-    call("softmax", z, z, *shape)  # in place
+    call(dtype, "softmax", z, z, *shape)  # in place
     np.testing.assert_allclose(z.sum(axis=1), 1.0, rtol=1e-5)
 
 
 @needs_loops
+@of_each_type
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_updates(name: str) -> None:
+def test_updates(dtype: np.dtype, name: str) -> None:
     rule, count = OPTIMIZERS[name](0.1, **OPTIONS), 101
-    w, g = numbers((count,)), numbers((count,))
+    w, g = numbers(dtype, (count,)), numbers(dtype, (count,))
     w[3] = 0.0
-    slots = np.abs(numbers((len(rule.slots), count)))
+    slots = np.abs(numbers(dtype, (len(rule.slots), count)))
     row = rule.table(2, np.array([0.1]))[0]
-    rates = np.zeros(3, np.float32)
+    rates = np.zeros(3, dtype)
     rates[: len(row)] = row
     expected, wide_slots = w.astype(np.float64), slots.astype(np.float64)
     rule.update(expected, g.astype(np.float64) * 0.25, list(wide_slots), list(row), np.empty(count))
-    call(f"update_{name}", w, g, slots if len(slots) else None, count, count, 0.25, rates, hyper_parameters(rule))
+    call(
+        dtype,
+        f"update_{name}",
+        w,
+        g,
+        slots if len(slots) else None,
+        count,
+        count,
+        0.25,
+        rates,
+        hyper_parameters(rule, dtype),
+    )
     close(w, expected, factor=32.0)
     close(slots, wide_slots, factor=32.0)
 
 
 @needs_loops
+@of_each_type
 @pytest.mark.parametrize("first", [0, 1, 6, 35])
 @pytest.mark.parametrize(("rows", "n", "pitch"), [(1, 41, 41), (3, 41, 41), (3, 41, 50), (2, 500, 501), (5, 1, 1)])
-def test_dropouts_mask_has_the_addressed_half_words(rows: int, n: int, pitch: int, first: int) -> None:
+def test_dropouts_mask_has_the_addressed_half_words(dtype: np.dtype, rows: int, n: int, pitch: int, first: int) -> None:
     rate, keep, shape = 0.3, 1.0 / 0.7, (rows, n)
-    x, mask, y = numbers(shape), np.empty(shape, np.float32), np.empty(shape, np.float32)
+    x, mask, y = numbers(dtype, shape), np.empty(shape, dtype), np.empty(shape, dtype)
     address = np.array([2**63 + 5, 17], np.uint64)
-    call("dropout", x, mask, y, first, pitch, rows, n, address, 4, least_kept(rate), keep)
+    call(dtype, "dropout", x, mask, y, first, pitch, rows, n, address, 4, least_kept(rate), keep)
     drawn = half_words(first, rows * pitch, seed=2**63 + 5, step=17, layer=4).reshape(rows, pitch)[:, :n]
-    np.testing.assert_array_equal(mask, (drawn / 2**16 >= rate).astype(np.float32) * np.float32(keep))
+    np.testing.assert_array_equal(mask, (drawn / 2**16 >= rate).astype(dtype) * dtype.type(keep))
     np.testing.assert_array_equal(y, x * mask)
 
 
 @needs_loops
+@of_each_type
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8, 11])
 @pytest.mark.parametrize(("k", "n"), [(1, 1), (9, 5), (33, 16), (20, 17), (7, 130), (64, 257), (3, 79)])
-def test_products_of_few_rows(rows: int, k: int, n: int) -> None:
-    x, w, dz = numbers((rows, k)), numbers((k, n)), numbers((rows, n))
-    y, dw = np.empty((rows, n), np.float32), np.empty((k, n), np.float32)
-    call("few_rows_product", x, k, 1, w, y, rows, n, k)
-    bound = k * EPS32 * (np.abs(x).astype(np.float64) @ np.abs(w))
+def test_products_of_few_rows(dtype: np.dtype, rows: int, k: int, n: int) -> None:
+    x, w, dz = numbers(dtype, (rows, k)), numbers(dtype, (k, n)), numbers(dtype, (rows, n))
+    y, dw = np.empty((rows, n), dtype), np.empty((k, n), dtype)
+    call(dtype, "few_rows_product", x, k, 1, w, y, rows, n, k)
+    bound = k * np.finfo(dtype).eps * (np.abs(x).astype(np.float64) @ np.abs(w))
     assert (np.abs(y - x.astype(np.float64) @ w) <= bound).all()
-    call("few_rows_product", x, 1, k, dz, dw, k, n, rows)
-    bound = rows * EPS32 * (np.abs(x.T).astype(np.float64) @ np.abs(dz))
+    call(dtype, "few_rows_product", x, 1, k, dz, dw, k, n, rows)
+    bound = rows * np.finfo(dtype).eps * (np.abs(x.T).astype(np.float64) @ np.abs(dz))
     assert (np.abs(dw - x.T.astype(np.float64) @ dz) <= bound).all()
 
 
 @needs_loops
-@pytest.mark.skipif(BLAS.products is None, reason="products of another BLAS than OpenBLAS")
+@of_each_type
+@pytest.mark.skipif(BLAS.products(FLOAT32) is None, reason="products of another BLAS than OpenBLAS")
 @pytest.mark.parametrize(("rows", "k", "n"), [(1, 5, 9), (17, 5, 9), (64, 33, 70)])
-def test_products_of_blas_are_numpys(rows: int, k: int, n: int) -> None:
-    assert BLAS.products is not None
-    x, w, bits = numbers((rows, k)), numbers((k, n)), BLAS.products.bits
-    y, flipped = np.empty((rows, n), np.float32), np.empty((rows, n), np.float32)
-    call(f"product{bits}", BLAS.products.gemm, False, False, rows, n, k, x, k, w, n, y, n, False)
+def test_products_of_blas_are_numpys(dtype: np.dtype, rows: int, k: int, n: int) -> None:
+    blas = BLAS.products(dtype)
+    assert blas is not None
+    x, w, bits = numbers(dtype, (rows, k)), numbers(dtype, (k, n)), blas.bits
+    y, flipped = np.empty((rows, n), dtype), np.empty((rows, n), dtype)
+    call(dtype, f"product{bits}", blas.gemm, False, False, rows, n, k, x, k, w, n, y, n, False)
     np.testing.assert_allclose(y, x @ w, rtol=1e-5, atol=1e-5)
-    call(
-        f"product{bits}", BLAS.products.gemm, True, True, rows, n, k, x.T.copy(), rows, w.T.copy(), k, flipped, n, False
-    )
+    call(dtype, f"product{bits}", blas.gemm, True, True, rows, n, k, x.T.copy(), rows, w.T.copy(), k, flipped, n, False)
     np.testing.assert_allclose(flipped, x @ w, rtol=1e-5, atol=1e-5)
     if rows == 1:
-        call(f"vector_product{bits}", BLAS.products.gemv, True, k, n, w, n, x, y, False)
+        call(dtype, f"vector_product{bits}", blas.gemv, True, k, n, w, n, x, y, False)
         np.testing.assert_allclose(y, x @ w, rtol=1e-5, atol=1e-5)
 
 
 @needs_loops
-def test_passes_that_add_copy_and_look() -> None:
-    dz = numbers((700, 300))
-    sums, turned = np.empty(300, np.float32), np.empty((300, 700), np.float32)
-    call("column_sums", dz, sums, 700, 300, 300, False)
+@of_each_type
+def test_passes_that_add_copy_and_look(dtype: np.dtype) -> None:
+    dz = numbers(dtype, (700, 300))
+    sums, turned = np.empty(300, dtype), np.empty((300, 700), dtype)
+    call(dtype, "column_sums", dz, sums, 700, 300, 300, False)
     np.testing.assert_allclose(sums, dz.sum(axis=0, dtype=np.float64), atol=1e-3)
-    call("transpose", dz, turned, 300, 700, 700)
+    call(dtype, "transpose", dz, turned, 300, 700, 700)
     np.testing.assert_array_equal(turned, dz.T)
-    mean, scale, y = numbers((300,)), np.abs(numbers((300,))) + 1, np.empty_like(dz)
-    call("standardize", dz, mean, scale, y, 700, 300)
+    mean, scale, y = numbers(dtype, (300,)), np.abs(numbers(dtype, (300,))) + 1, np.empty_like(dz)
+    call(dtype, "standardize", dz, mean, scale, y, 700, 300)
     np.testing.assert_array_equal(y, (dz - mean) / scale)
-    call("unstandardize", y, mean, scale, y, 700, 300)
+    call(dtype, "unstandardize", y, mean, scale, y, 700, 300)
     np.testing.assert_allclose(y, dz, atol=1e-5)
-    value, weight, both = dz[:, 0].copy(), np.abs(numbers((700,))), np.empty(2)
-    call("weigh", None, value, y, 700, 300, both)
+    value, weight, both = dz[:, 0].copy(), np.abs(numbers(dtype, (700,))), np.empty(2)
+    call(dtype, "weigh", None, value, y, 700, 300, both)
     np.testing.assert_allclose(both, (dz[:, 0].sum(dtype=np.float64), 700), rtol=1e-6)
-    call("weigh", weight, value, y, 700, 300, both)
+    call(dtype, "weigh", weight, value, y, 700, 300, both)
     np.testing.assert_array_equal(value, dz[:, 0] * weight)
     np.testing.assert_allclose(both, (value.sum(dtype=np.float64), weight.sum(dtype=np.float64)), rtol=1e-6)
     for wrong in (np.nan, np.inf, -np.inf, None):
         found = np.zeros(1, np.int64)
-        looked_at = numbers((37,))
+        looked_at = numbers(dtype, (37,))
         if wrong is not None:
             looked_at[36] = wrong
-        call("find_infinite", looked_at, 37, found)
+        call(dtype, "find_infinite", looked_at, 37, found)
         assert bool(found[0]) is (wrong is not None)
 
 
 # --- whole trainings ---
 
 
-def trained(seed: int) -> tuple[list[float], dict[str, np.ndarray], np.ndarray]:
+def trained(seed: int, dtype: np.dtype = FLOAT32) -> tuple[list[float], dict[str, np.ndarray], np.ndarray]:
     """Losses, parameters and predictions of a network drawn at random."""
     draw = np.random.default_rng(seed)
     names, widths = list(ACTIVATIONS), [int(n) for n in draw.integers(1, 70, 2 + seed % 4)]
@@ -283,25 +307,27 @@ def trained(seed: int) -> tuple[list[float], dict[str, np.ndarray], np.ndarray]:
         0.003, clip_norm=0.5 if seed % 5 == 0 else None, alpha=0.1 if seed % 4 == 0 else 0.0
     )
     net = mg.Network(layers, seed=seed)
-    trainer = mg.Trainer(
-        net, loss, optimizer, batch_size=int(draw.integers(1, 40)), streams=1 + seed % 3, backend="cpu", threads=1
-    )
+    batch_size, streams = int(draw.integers(1, 40)), 1 + seed % 3
+    options: Any = {"precision": str(dtype), "backend": "cpu", "threads": 1}
+    trainer = mg.Trainer(net, loss, optimizer, batch_size=batch_size, streams=streams, **options)
     history = trainer.fit(mg.Dataset(x, y, weight), 4, validation=0.2, progress=False)
     return [*history["loss"], *history["validation_loss"]], dict(net.parameters), net.predict(x)
 
 
 @needs_loops
+@of_each_type
 @pytest.mark.parametrize("seed", range(24))
 @pytest.mark.usefixtures("forgotten")
-def test_a_training_is_numpys_but_for_rounding(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    losses, parameters, predictions = trained(seed)
+def test_a_training_is_numpys_but_for_rounding(seed: int, dtype: np.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    losses, parameters, predictions = trained(seed, dtype)
     monkeypatch.setenv("MLPGPU_LOOPS", "0")
     library_module._found.cache_clear()
-    assert loops_name() == "NumPy"
-    by_numpy, expected, predicted = trained(seed)
-    np.testing.assert_allclose(losses, by_numpy, rtol=2e-4)
+    assert loops_name(dtype) == "NumPy"
+    by_numpy, expected, predicted = trained(seed, dtype)
+    rounding = 1.0 if dtype == np.float32 else 1e-7  # predictions are computed in float32 either way
+    np.testing.assert_allclose(losses, by_numpy, rtol=2e-4 * rounding)
     for name, values in expected.items():
-        np.testing.assert_allclose(parameters[name], values, rtol=5e-3, atol=5e-4, err_msg=name)
+        np.testing.assert_allclose(parameters[name], values, rtol=5e-3 * rounding, atol=5e-4 * rounding, err_msg=name)
     np.testing.assert_allclose(predictions, predicted, rtol=1e-2, atol=1e-3)
 
 
@@ -319,8 +345,8 @@ def test_each_row_of_the_tables_has_a_loop() -> None:
 def test_without_a_compiler_numpy_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLPGPU_CACHE", str(tmp_path))
     monkeypatch.setenv("CXX", str(tmp_path / "none"))
-    assert library() is None
-    assert why_not() == f"{tmp_path / 'none'} is not there"
+    assert library(FLOAT32) is None
+    assert why_not(FLOAT32) == f"{tmp_path / 'none'} is not there"
     assert trained(1)[0][-1] > 0.0
 
 
@@ -331,7 +357,7 @@ def test_a_compiler_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("MLPGPU_CACHE", str(tmp_path))
     monkeypatch.setenv("CXX", str(compiler))
-    assert why_not() == f"{compiler}: loops.h:1: error: no such thing"
+    assert why_not(FLOAT32) == f"{compiler}: loops.h:1: error: no such thing"
     assert not list((tmp_path / "loops").glob("*"))
 
 
@@ -341,17 +367,17 @@ def test_a_damaged_file_of_the_cache_is_compiled_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MLPGPU_CACHE", str(tmp_path))
-    assert library() is not None
+    assert library(FLOAT32) is not None
     assert "compiling loops" in capsys.readouterr().err
     (made,) = (tmp_path / "loops").glob("*.so")
     whole = made.read_bytes()
     made.unlink()  # the one that is loaded stays as it is
     made.write_bytes(whole[:100])
     library_module._found.cache_clear()
-    assert library() is not None
+    assert library(FLOAT32) is not None
     assert "compiling loops" in capsys.readouterr().err
     library_module._found.cache_clear()
-    assert library() is not None
+    assert library(FLOAT32) is not None
     assert capsys.readouterr().err == ""
 
 
@@ -359,8 +385,8 @@ def test_a_damaged_file_of_the_cache_is_compiled_again(
 def test_a_cache_that_cannot_be_written_leaves_it_to_numpy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("MLPGPU_CACHE", str(tmp_path / "file"))
-    assert library() is None
-    assert why_not()
+    assert library(FLOAT32) is None
+    assert why_not(FLOAT32)
 
 
 SANITIZED = """
@@ -370,14 +396,15 @@ module = sys.modules[made_by.__module__]
 module.OPTIONS = (*(each for each in module.OPTIONS if each != "-O3"), "-O1", *{flags!r})
 sys.path.insert(0, {folder!r})
 import test_loops as tests
-assert made_by() is not None, module.why_not()
-for seed in range(12):
-    tests.trained(seed)
-for shape in tests.SHAPES:
-    for name in tests.ACTIVATIONS:
-        tests.test_activations(name, shape)
-for rows, (k, n) in ((1, (9, 5)), (3, (33, 16)), (5, (20, 17)), (8, (7, 130))):
-    tests.test_products_of_few_rows(rows, k, n)
+for dtype in tests.FLOAT32, tests.FLOAT64:
+    assert made_by(dtype) is not None, module.why_not(dtype)
+    for seed in range(12):
+        tests.trained(seed, dtype)
+    for shape in tests.SHAPES:
+        for name in tests.ACTIVATIONS:
+            tests.test_activations(dtype, name, shape)
+    for rows, (k, n) in ((1, (9, 5)), (3, (33, 16)), (5, (20, 17)), (8, (7, 130))):
+        tests.test_products_of_few_rows(dtype, rows, k, n)
 print("done")
 """
 
@@ -387,5 +414,5 @@ print("done")
 def test_loops_stay_within_their_arrays(tmp_path: Path) -> None:
     """Under the address and undefined-behaviour sanitizers."""
     run_sanitized(SANITIZED.format(flags=SANITIZERS, folder=str(Path(__file__).parent)), tmp_path)
-    (note,) = (tmp_path / "loops").glob("*.json")
-    assert set(json.loads(note.read_text())) == {"sha256"}
+    notes = [*(tmp_path / "loops").glob("*.json")]
+    assert [set(json.loads(note.read_text())) for note in notes] == 2 * [{"sha256"}]

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 from children import answer_of_child
+from helpers import numpy_alone
 from sanitized import SANITIZERS, run_sanitized
-from test_loops import needs_loops
+from test_loops import FLOAT32, needs_loops, of_each_type
 
 import mlpgpu as mg
 from mlpgpu.backends import Sampling, get_backend
@@ -29,7 +30,10 @@ from mlpgpu.backends.cpu.threads import is_phased, thread_count
 from mlpgpu.backends.sources import native_folder, source_folder
 from mlpgpu.datasets import Dataset
 
-pytestmark = [needs_loops, pytest.mark.skipif(BLAS.products is None, reason="products of another BLAS than OpenBLAS")]
+pytestmark = [
+    needs_loops,
+    pytest.mark.skipif(BLAS.products(FLOAT32) is None, reason="products of another BLAS than OpenBLAS"),
+]
 
 ROWS, N_IN = 203, 13
 SMALL = (N_IN, 40, 21, 3)
@@ -74,6 +78,14 @@ def program(
     return made
 
 
+def wide_program(net: mg.Network, dataset: Dataset, batch_size: int, **options: Any) -> CpuProgram:
+    """The same by NumPy, in float64."""
+    with numpy_alone():
+        made = program(net, dataset, batch_size, 1, precision="float64", **options)
+    assert made._phased is None
+    return made
+
+
 def after(made: CpuProgram, steps: int = 24, at_once: int | None = None) -> np.ndarray:
     """The losses of so many steps, taken in runs of ``at_once``, and the parameters and slots that they leave."""
     runs = range(0, steps, at_once or steps)
@@ -85,14 +97,18 @@ def after(made: CpuProgram, steps: int = 24, at_once: int | None = None) -> np.n
 @pytest.mark.parametrize("batch_size", [1, 5, 16, 64, 203])
 @pytest.mark.parametrize("widths", [SMALL, WIDE], ids=str)
 @pytest.mark.parametrize("parts", [1, 2, 3, 7])
-def test_bits_follow_from_the_parts_alone(parts: int, widths: tuple[int, ...], batch_size: int) -> None:
-    dataset = data(weighted=True)
-    expected = after(program(network(widths), dataset, batch_size, parts, helpers=0))
+@of_each_type
+def test_bits_follow_from_the_parts_alone(
+    dtype: np.dtype, parts: int, widths: tuple[int, ...], batch_size: int
+) -> None:
+    dataset, options = data(weighted=True), {"precision": str(dtype)}
+    expected = after(program(network(widths), dataset, batch_size, parts, helpers=0, **options))
     assert np.isfinite(expected).all()
     for helpers in {0, 1, parts - 1} - {parts}:
         if helpers < parts:
             for at_once in (None, 1, 5):
-                found = after(program(network(widths), dataset, batch_size, parts, helpers), at_once=at_once)
+                made = program(network(widths), dataset, batch_size, parts, helpers, **options)
+                found = after(made, at_once=at_once)
                 np.testing.assert_array_equal(found, expected)
 
 
@@ -101,7 +117,7 @@ def test_bits_follow_from_the_parts_alone(parts: int, widths: tuple[int, ...], b
 def test_a_norm_is_clipped_as_by_numpy(parts: int, limit: float) -> None:
     optimizer = mg.Momentum(0.1, clip_norm=limit, l2=0.01)
     found = after(program(network(), data(weighted=True), 50, parts, optimizer=optimizer), 12)
-    wide = program(network(), data(weighted=True), 50, 1, optimizer=optimizer, precision="float64")
+    wide = wide_program(network(), data(weighted=True), 50, optimizer=optimizer)
     np.testing.assert_allclose(found, after(wide, 12), rtol=2e-3, atol=2e-5)
     for helpers in range(parts):
         again = program(network(), data(weighted=True), 50, parts, helpers, optimizer=optimizer)
@@ -117,9 +133,10 @@ def test_a_step_is_numpys_but_for_rounding(
 ) -> None:
     dataset, optimizer = data(weighted=weighted, dense=dense), mg.Momentum(0.01, l1=0.001, l2=0.01, alpha=0.1)
     found = after(program(network(widths), dataset, batch_size, 2, optimizer=optimizer), 12)
-    wide = program(network(widths), dataset, batch_size, 1, optimizer=optimizer, precision="float64")
-    assert wide._phased is None
-    np.testing.assert_allclose(found, after(wide, 12), rtol=2e-3, atol=2e-5)
+    wide = after(wide_program(network(widths), dataset, batch_size, optimizer=optimizer), 12)
+    np.testing.assert_allclose(found, wide, rtol=2e-3, atol=2e-5)
+    by_loops = after(program(network(widths), dataset, batch_size, 2, optimizer=optimizer, precision="float64"), 12)
+    np.testing.assert_allclose(by_loops, wide, rtol=1e-10, atol=1e-12)
 
 
 SOURCES = {
@@ -133,16 +150,19 @@ SOURCES = {
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-def test_inputs_of_any_type_have_the_same_bits(kind: str) -> None:
-    x = inputs()
-    expected = after(program(network(), data(x.astype(np.float32)), 20, 2))
-    np.testing.assert_array_equal(after(program(network(), data(SOURCES[kind](x)), 20, 2)), expected)
+@of_each_type
+def test_inputs_of_any_type_have_the_same_bits(dtype: np.dtype, kind: str) -> None:
+    x, precision = inputs(), str(dtype)
+    expected = after(program(network(), data(x.astype(np.float32)), 20, 2, precision=precision))
+    found = after(program(network(), data(SOURCES[kind](x)), 20, 2, precision=precision))
+    np.testing.assert_array_equal(found, expected)
 
 
-def test_bytes_are_scaled() -> None:
-    x = inputs()
-    expected = after(program(network(), data(x.astype(np.float32) * np.float32(1 / 255)), 20, 2))
-    found = after(program(network(), data(x.astype(np.uint8), scale=1 / 255), 20, 2))
+@of_each_type
+def test_bytes_are_scaled(dtype: np.dtype) -> None:
+    x, precision = inputs(), str(dtype)
+    expected = after(program(network(), data(x.astype(dtype) * dtype.type(1 / 255)), 20, 2, precision=precision))
+    found = after(program(network(), data(x.astype(np.uint8), scale=1 / 255), 20, 2, precision=precision))
     np.testing.assert_array_equal(found, expected)
 
 
@@ -189,7 +209,7 @@ def test_one_output_is_a_product_of_vectors(batch_size: int) -> None:
     for widths in (ONE, (N_IN, 1), (1, 1), (1, 40, 1)):
         narrow = Dataset(dataset.x[:, : widths[0]], dataset.y)
         options: Any = {"loss": "squared_error", "optimizer": mg.Momentum(0.01)}
-        wide = after(program(network(widths), narrow, batch_size, 1, precision="float64", **options), 12)
+        wide = after(wide_program(network(widths), narrow, batch_size, **options), 12)
         for parts in (1, 2):
             found = after(program(network(widths), narrow, batch_size, parts, **options), 12)
             np.testing.assert_allclose(found, wide, rtol=2e-3, atol=2e-5)
@@ -217,7 +237,7 @@ def test_which_plans_have_phases() -> None:
         lowered(network()) and lowered(network().frozen(0)) and lowered(network(), optimizer=mg.SGD(1.0, clip_norm=1.0))
     )
     assert not lowered(network(), shards=2)
-    assert not lowered(network(), precision="float64")
+    assert lowered(network(), precision="float64")
     assert not lowered(network(), loss=mg.Focal(gamma=2.0))
     tied = mg.Dense(N_IN, N_IN)
     assert not lowered(mg.Network([tied, tied, mg.Dense(N_IN, 3)]))
@@ -261,7 +281,8 @@ def test_a_predictions_bits_follow_from_its_parts_alone(
     x, another = (draw.standard_normal((rows, N_IN)).astype(np.float32) for _ in range(2))
     found, logits = net.predict(x, backend="cpu"), net.forward(x, backend="cpu")
     plan = net.lower(capacity=rows, precision="float64")
-    wide = get_backend("cpu").compile(plan)
+    with numpy_alone():
+        wide = get_backend("cpu").compile(plan)
     wide.load(net.state())
     np.testing.assert_allclose(logits, wide.predict(Dataset(x), logits=True), rtol=1e-4, atol=1e-5)
     monkeypatch.setattr(chain, "helpers_of", lambda parts: 0)
@@ -330,19 +351,21 @@ def test_a_forked_child_trains_with_threads_of_its_own() -> None:
 
 SANITIZED = """
 import sys
+import numpy as np
 from mlpgpu.backends.cpu.loops import library as made_by
 module = sys.modules[made_by.__module__]
 module.OPTIONS = (*(each for each in module.OPTIONS if each != "-O3"), "-O1", *{flags!r})
 sys.path.insert(0, {folder!r})
 import test_phases as tests
-assert made_by() is not None, module.why_not()
-for parts in (1, 2, 5):
-    for widths in (tests.SMALL, tests.WIDE):
-        for batch_size in (1, 3, 16, 203):
-            tests.test_bits_follow_from_the_parts_alone(parts, widths, batch_size)
-for kind in tests.SOURCES:
-    tests.test_inputs_of_any_type_have_the_same_bits(kind)
-tests.test_bytes_are_scaled()
+assert made_by(tests.FLOAT32) is not None, module.why_not(tests.FLOAT32)
+for dtype in map(np.dtype, ("float32", "float64")):
+    for parts in (1, 2, 5):
+        for widths in (tests.SMALL, tests.WIDE):
+            for batch_size in (1, 3, 16, 203):
+                tests.test_bits_follow_from_the_parts_alone(dtype, parts, widths, batch_size)
+    for kind in tests.SOURCES:
+        tests.test_inputs_of_any_type_have_the_same_bits(dtype, kind)
+    tests.test_bytes_are_scaled(dtype)
 for kind in ("float64", "int16", "float32"):
     tests.test_inputs_are_standardized_as_numpy_does(kind)
 print("done")
@@ -411,7 +434,7 @@ int main() {
 @pytest.mark.thorough
 def test_threads_have_no_races(tmp_path: Path) -> None:
     """Under the thread sanitizer."""
-    found = library()
+    found = library(FLOAT32)
     assert found is not None
     (tmp_path / "races.cpp").write_text(unit() + RACES)
     folders = [Path(str(threads.__file__)).parent / "loops", native_folder(), source_folder()]

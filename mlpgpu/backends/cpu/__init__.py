@@ -2,8 +2,8 @@
 
 Compiling allocates every buffer at capacity.  The first step of a given number of rows binds each
 operation to views of those buffers, as a list of closures; later steps call the closures and
-allocate nothing.  Matrix products run in NumPy's BLAS, everything else in ufuncs with ``out=``; in float32 and
-where there is g++, both in one call of compiled loops (``loops/``).
+allocate nothing.  Matrix products run in NumPy's BLAS, everything else in ufuncs with ``out=``; where there is
+g++, both in one call of compiled loops (``loops/``).
 """
 
 from __future__ import annotations

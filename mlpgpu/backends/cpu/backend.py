@@ -56,7 +56,7 @@ class CpuBackend(Backend):
             "machine": platform.machine(),
             "numpy": np.__version__,
             "blas": blas_name(),
-            "loops": loops_name() if plan.dtype == np.float32 else "NumPy",
+            "loops": loops_name(plan.dtype),
             "threads": threads_of_bits(plan, _thread_count(plan, threads)),
         }
 

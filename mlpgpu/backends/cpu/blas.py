@@ -11,11 +11,12 @@ from __future__ import annotations
 import ctypes
 import itertools
 import warnings
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
 from threading import get_ident
 from typing import Any
 
+import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from ...locks import GroupLock, at_fork
@@ -28,7 +29,7 @@ _AFFIXES = tuple(itertools.product(("", "scipy_"), ("", "64_", "_64")))
 
 @dataclass(frozen=True)
 class Products:
-    """Where BLAS's ``cblas_sgemm`` and ``cblas_sgemv`` lie, and how many bits its integers have."""
+    """Where BLAS's ``gemm`` and ``gemv`` lie of one type of numbers, and how many bits its integers have."""
 
     gemm: int
     gemv: int
@@ -42,7 +43,7 @@ class Library:
     get: Callable[[], int]
     set: Callable[[int], object]
     name: str
-    products: Products | None = None
+    products: Mapping[np.dtype, Products] = field(default_factory=dict)
 
 
 class BlasThreads(GroupLock):
@@ -65,10 +66,9 @@ class BlasThreads(GroupLock):
             self._libraries = [_library(found) for found in of_numpy]
         return self._libraries
 
-    @property
-    def products(self) -> Products | None:
-        """The functions that NumPy's products in float32 are made by, where they are known."""
-        return self.libraries[0].products if len(self.libraries) == 1 else None
+    def products(self, dtype: np.dtype) -> Products | None:
+        """The functions that NumPy's products of such numbers are made by, where they are known."""
+        return self.libraries[0].products.get(dtype) if len(self.libraries) == 1 else None
 
     def begin(self, key: Hashable) -> None:
         self._found.clear()
@@ -121,15 +121,19 @@ def _library(found: Any) -> Library:
     return Library(found.get_num_threads, found.set_num_threads, name)
 
 
-def _products(library: ctypes.CDLL, prefix: str, suffix: str) -> Products | None:
-    """Those of OpenBLAS."""
+def _products(library: ctypes.CDLL, prefix: str, suffix: str) -> dict[np.dtype, Products]:
+    """Those of OpenBLAS, by the type of numbers."""
     described = getattr(library, f"{prefix}openblas_get_config{suffix}", None)
-    functions = [getattr(library, f"{prefix}cblas_{name}{suffix}", None) for name in ("sgemm", "sgemv")]
-    if described is None or None in functions:
-        return None
+    if described is None:
+        return {}
     described.restype = ctypes.c_char_p
-    gemm, gemv = (ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions if function is not None)
-    return Products(gemm, gemv, 64 if b"USE64BITINT" in (described() or b"") else 32)
+    bits, found = 64 if b"USE64BITINT" in (described() or b"") else 32, {}
+    for letter, dtype in ("s", np.float32), ("d", np.float64):
+        functions = [getattr(library, f"{prefix}cblas_{letter}{name}{suffix}", None) for name in ("gemm", "gemv")]
+        if None not in functions:
+            gemm, gemv = (ctypes.cast(each, ctypes.c_void_p).value or 0 for each in functions)  # type: ignore[arg-type]
+            found[np.dtype(dtype)] = Products(gemm, gemv, bits)
+    return found
 
 
 BLAS = BlasThreads()

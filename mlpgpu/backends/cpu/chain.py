@@ -11,7 +11,7 @@ from ... import plan as ops
 from ...plan import Plan
 from .blas import BLAS
 from .compiled import output, rows_product
-from .loops import STEP, Call, address_of, joined, library
+from .loops import Call, address_of, joined, library, steps_of
 from .phases import Parts, Phases, equal_parts, helpers_of, is_along_k, only_calls, row_parts, run_steps
 
 Values = Sequence[np.ndarray | None]  # the parameters or statistics of an operation
@@ -19,7 +19,7 @@ Values = Sequence[np.ndarray | None]  # the parameters or statistics of an opera
 
 def is_chain(plan: Plan, operations: Sequence[ops.Operation]) -> bool:
     """Whether there are loops for these operations of a plan."""
-    has_loops = plan.dtype == np.float32 and library() is not None and BLAS.products is not None
+    has_loops = library(plan.dtype) is not None and BLAS.products(plan.dtype) is not None
     return has_loops and all(isinstance(op, (ops.Dense, ops.Standardize, ops.Output)) for op in operations)
 
 
@@ -43,7 +43,7 @@ class Chain:
         parts: int = 1,
     ) -> None:
         self._parts = parts
-        self._rows = row_parts(len(inputs), parts)
+        self._dtype, self._rows = inputs.dtype, row_parts(len(inputs), parts)
         self._found = np.zeros(len(self._rows), np.int64)
         # Which arguments of calls lie in the inputs, or in the results, and how many bytes from their beginning.
         self._inputs: list[tuple[Call, int, int]] = []
@@ -55,7 +55,7 @@ class Chain:
             self._bind(op, of_op, x, y)
             x = y
         for part, rows in enumerate(self._rows):
-            result = Call("activate_identity", x[rows], None, x[rows], rows.stop - rows.start, x.shape[1])
+            result = Call(self._dtype, "activate_identity", x[rows], None, x[rows], rows.stop - rows.start, x.shape[1])
             self._add(part, x[rows], [result])
             self._results.append((result, _RESULT, rows.start * x.strides[0]))
         for call, place, _ in (*self._inputs, *self._results):
@@ -67,9 +67,9 @@ class Chain:
             (self._run,) = joined(calls)
         else:
             self._bound = Phases(self._phases)
-            step, finished = np.zeros(1, STEP), np.zeros(1, np.int64)
+            step, finished = steps_of(1, self._dtype), np.zeros(1, np.int64)
             step["phases"], step["phase_count"] = self._bound.address, self._bound.count
-            self._run = partial(run_steps, step, 1, parts, helpers_of(parts), finished)
+            self._run = partial(run_steps, self._dtype, step, 1, parts, helpers_of(parts), finished)
 
     def _empty(self) -> Parts:
         return [[] for _ in range(self._parts)]
@@ -91,7 +91,7 @@ class Chain:
         for part, rows in enumerate(self._rows):
             x_rows, y_rows = x[rows], y[rows]
             if isinstance(op, ops.Standardize):
-                calls = [Call("standardize", x_rows, first, second, y_rows, *y_rows.shape)]
+                calls = [Call(self._dtype, "standardize", x_rows, first, second, y_rows, *y_rows.shape)]
             elif isinstance(op, ops.Output):
                 calls = only_calls(output(op, y_rows, y_rows, first, second))
             else:
@@ -103,7 +103,7 @@ class Chain:
         self, op: ops.Dense, weight: np.ndarray, bias: np.ndarray | None, x: np.ndarray, y: np.ndarray
     ) -> None:
         """A layer of which each part has some rows of the weight."""
-        shares = np.empty((self._parts, *y.shape), np.float32)
+        shares = np.empty((self._parts, *y.shape), self._dtype)
         if any(self._phases[-1]):
             self._phases.append(self._empty())
         for part, (columns, share) in enumerate(zip(equal_parts(len(weight), self._parts), shares, strict=True)):
@@ -111,15 +111,15 @@ class Chain:
             self._add(part, x_columns, only_calls([rows_product(x_columns, weight[columns], share)]))
         self._phases.append(self._empty())
         for part, rows in enumerate(self._rows):
-            add = Call("add_parts", shares[0, rows], y.size, self._parts, y[rows], y[rows].size)
+            add = Call(self._dtype, "add_parts", shares[0, rows], y.size, self._parts, y[rows], y[rows].size)
             self._add(part, shares, [add, *self._finish(op, bias, y[rows], part)])
 
     def _finish(self, op: ops.Dense, bias: np.ndarray | None, y: np.ndarray, part: int) -> list[Call]:
         """What follows a product."""
         # Each input that is infinite or NaN makes a sum so, even where its weight is 0.
-        calls = [Call("find_infinite", y, y.size, self._found[part:])]
+        calls = [Call(self._dtype, "find_infinite", y, y.size, self._found[part:])]
         if op.activation != "identity" or bias is not None:
-            calls.append(Call(f"activate_{op.activation}", y, bias, y, *y.shape))
+            calls.append(Call(self._dtype, f"activate_{op.activation}", y, bias, y, *y.shape))
         return calls
 
     def run(self, x: np.ndarray, out: np.ndarray) -> bool:

@@ -1,4 +1,4 @@
-"""Operations bound to compiled loops, in float32; each function takes views of a shard's rows, or of a part of a batch.
+"""Operations bound to compiled loops; each function takes views of a shard's rows, or of a part of a batch.
 
 Where one returns None, the operation or these rows of it are left to NumPy (``bindings``).
 """
@@ -29,7 +29,7 @@ WHOLE = slice(None)
 
 # Elements of an update from which on threads share it: waking one takes about 20 µs, and moving so many elements 80.
 SHARED_UPDATE = 1 << 18
-LINE = 16  # float32 of a cache line
+LINE = 16  # numbers of a cache line, or of two in float64
 
 
 def bind_compiled(work: Workspace, op: ops.Operation, rows: slice, shard: int) -> Steps | None:
@@ -45,14 +45,15 @@ def product(a: np.ndarray, b: np.ndarray, out: np.ndarray, *, adds: bool = False
 
     Rows of a and b have no gaps, or those of their transposes have none.
     """
-    blas = BLAS.products
+    blas = BLAS.products(out.dtype)
     if blas is None:
         assert not adds
         return partial(np.dot, a, b, out)
     (a_flipped, a_pitch), (b_flipped, b_pitch) = _layout(a), _layout(b)
     (m, k), n = a.shape, b.shape[1]
     of_out = out, _layout(out)[1], adds
-    return Call(f"product{blas.bits}", blas.gemm, a_flipped, b_flipped, m, n, k, a, a_pitch, b, b_pitch, *of_out)
+    operands = a, a_pitch, b, b_pitch
+    return Call(out.dtype, f"product{blas.bits}", blas.gemm, a_flipped, b_flipped, m, n, k, *operands, *of_out)
 
 
 def _layout(matrix: np.ndarray) -> tuple[bool, int]:
@@ -67,7 +68,7 @@ def rows_product(x: np.ndarray, weight: np.ndarray, out: np.ndarray) -> Bound | 
     """What writes ``x @ weight`` to ``out``, x (B, k) or some columns of an array, weight (k, n)."""
     (rows, k), n = x.shape, weight.shape[1]
     if has_few_rows(rows, weight.size):
-        return Call("few_rows_product", x, _pitch(x), 1, weight, out, rows, n, k)
+        return Call(out.dtype, "few_rows_product", x, _pitch(x), 1, weight, out, rows, n, k)
     if rows == 1:
         return _vector_product(weight.T, x, out)
     return _vector_product(x, weight, out) if n == 1 else product(x, weight, out)
@@ -83,18 +84,19 @@ def gradient_product(x: np.ndarray, dz: np.ndarray, out: np.ndarray, *, adds: bo
 
 def _vector_product(matrix: np.ndarray, vector: np.ndarray, out: np.ndarray, *, adds: bool = False) -> Bound | Call:
     """What writes ``matrix @ vector`` to ``out``, or adds it; vector and out have one row or one column."""
-    blas, (is_transposed, pitch) = BLAS.products, _layout(matrix)
+    blas, (is_transposed, pitch) = BLAS.products(out.dtype), _layout(matrix)
     if blas is None:
         assert not adds
         return partial(np.dot, matrix, vector.reshape(-1), out.reshape(-1))
     shape = matrix.shape[::-1] if is_transposed else matrix.shape
-    return Call(f"vector_product{blas.bits}", blas.gemv, is_transposed, *shape, matrix, pitch, vector, out, adds)
+    operands = matrix, pitch, vector, out
+    return Call(out.dtype, f"vector_product{blas.bits}", blas.gemv, is_transposed, *shape, *operands, adds)
 
 
 def few_rows_gradient(x: np.ndarray, dz: np.ndarray, out: np.ndarray) -> Call:
     """What writes ``x.T @ dz`` to ``out`` by the loop for few rows, which packs nothing."""
     (rows, k), n = x.shape, dz.shape[1]
-    return Call("few_rows_product", x, 1, _pitch(x), dz, out, k, n, rows)
+    return Call(out.dtype, "few_rows_product", x, 1, _pitch(x), dz, out, k, n, rows)
 
 
 def _pitch(matrix: np.ndarray) -> int:
@@ -104,7 +106,7 @@ def _pitch(matrix: np.ndarray) -> int:
 
 def _transposed_product(a: np.ndarray, b: np.ndarray, transposed: np.ndarray, out: np.ndarray) -> Steps:
     """What writes ``a @ b`` to ``out`` (B, n), or some columns of an array, by way of ``transposed`` (n, B)."""
-    return [product(b.T, a.T, transposed), Call("transpose", transposed, out, *out.shape, _pitch(out))]
+    return [product(b.T, a.T, transposed), Call(out.dtype, "transpose", transposed, out, *out.shape, _pitch(out))]
 
 
 def _bind_standardize(work: Workspace, op: ops.Standardize, rows: slice, shard: int) -> Steps | None:
@@ -113,9 +115,9 @@ def _bind_standardize(work: Workspace, op: ops.Standardize, rows: slice, shard: 
 
 
 def standardize(work: Workspace, op: ops.Standardize, rows: slice) -> Steps:
-    """What standardizes rows in float32."""
+    """What standardizes rows in the plan's precision."""
     x, y = work.view(op.x, rows), work.view(op.y, rows)
-    return [Call("standardize", x, work.arrays[op.mean], work.arrays[op.scale], y, *y.shape)]
+    return [Call(work.dtype, "standardize", x, work.arrays[op.mean], work.arrays[op.scale], y, *y.shape)]
 
 
 def _bind_dense(work: Workspace, op: ops.Dense, rows: slice, shard: int) -> Steps:
@@ -138,7 +140,7 @@ def activation(work: Workspace, op: ops.Dense, rows: slice) -> Steps:
     # Where z is kept for the backward pass, f′(z) takes its place there.
     is_with_slope = op.z and ACTIVATIONS[op.activation].with_slope is not None
     name = f"activate_with_slope_{op.activation}" if is_with_slope else f"activate_{op.activation}"
-    return [Call(name, work.view(op.z or op.y, rows), bias, y, *y.shape)]
+    return [Call(work.dtype, name, work.view(op.z or op.y, rows), bias, y, *y.shape)]
 
 
 def _bind_dropout(work: Workspace, op: ops.Dropout, rows: slice, shard: int) -> Steps:
@@ -146,13 +148,14 @@ def _bind_dropout(work: Workspace, op: ops.Dropout, rows: slice, shard: int) -> 
     first, layer_width = op.part_of or (0, width)
     mask = work.masks.setdefault((op.layer, first), np.empty((work.plan.capacity, width), work.dtype))[rows]
     place = rows.start * layer_width + first, layer_width, *y.shape
-    return [Call("dropout_step", x, mask, y, *place, op.layer, least_kept(op.rate), 1.0 / (1.0 - op.rate))]
+    drawn = op.layer, least_kept(op.rate), 1.0 / (1.0 - op.rate)
+    return [Call(work.dtype, "dropout_step", x, mask, y, *place, *drawn)]
 
 
 def _bind_dropout_backward(work: Workspace, op: ops.DropoutBackward, rows: slice, shard: int) -> Steps:
     dy, dx = work.view(op.dy, rows), work.view(op.dx, rows)
     mask = work.masks[op.layer, op.part_of[0] if op.part_of else 0][rows]
-    return [Call("multiply", dy, mask, dx, dx.size)]
+    return [Call(work.dtype, "multiply", dy, mask, dx, dx.size)]
 
 
 def _bind_loss(work: Workspace, op: ops.Loss, rows: slice, shard: int) -> Steps | None:
@@ -168,13 +171,13 @@ def loss(work: Workspace, op: ops.Loss, rows: slice, sums: np.ndarray) -> Steps 
     scratch, form = work.scratch_like(logits, rows), op.loss.form
     if form == "softmax_cross_entropy":
         name = f"{form}_of_{op.kind}"
-        steps: Steps = [Call(name, logits, target, value, delta, scratch, *logits.shape)]
-    elif has_loop(f"loss_{form}"):
-        numbers = loss_numbers(op.loss)
-        steps = [Call(f"loss_{form}", logits, target, value, delta, scratch, *logits.shape, numbers)]
+        steps: Steps = [Call(work.dtype, name, logits, target, value, delta, scratch, *logits.shape)]
+    elif has_loop(work.dtype, f"loss_{form}"):
+        numbers = loss_numbers(op.loss, work.dtype)
+        steps = [Call(work.dtype, f"loss_{form}", logits, target, value, delta, scratch, *logits.shape, numbers)]
     else:
         return None
-    return [*steps, Call("weigh_rows", work.described_feed, weight, value, delta, *delta.shape, sums)]
+    return [*steps, Call(work.dtype, "weigh_rows", work.described_feed, weight, value, delta, *delta.shape, sums)]
 
 
 def _bind_output(work: Workspace, op: ops.Output, rows: slice, shard: int) -> Steps:
@@ -192,21 +195,21 @@ def output(
     """Predictions ``y`` of ``logits``, which may be the same array."""
     steps: Steps = []
     if op.function == "softmax":
-        steps.append(Call("softmax", logits, y, *y.shape))
+        steps.append(Call(y.dtype, "softmax", logits, y, *y.shape))
     elif op.function == "exp":
-        steps.append(Call("exponential", logits, y, y.size))
+        steps.append(Call(y.dtype, "exponential", logits, y, y.size))
     elif op.function == "sigmoid" or y is not logits:
-        steps.append(Call(f"activate_{op.function}", logits, None, y, *y.shape))
+        steps.append(Call(y.dtype, f"activate_{op.function}", logits, None, y, *y.shape))
     if mean is not None and scale is not None:
-        steps.append(Call("unstandardize", y, mean, scale, y, *y.shape))
+        steps.append(Call(y.dtype, "unstandardize", y, mean, scale, y, *y.shape))
     return steps
 
 
 def _bind_activation_backward(work: Workspace, op: ops.ActivationBackward, rows: slice, shard: int) -> Steps:
     saved, dy = work.view(op.saved, rows), work.view(op.dy, rows)
     if ACTIVATIONS[op.activation].with_slope is not None:  # the forward pass left f′(z)
-        return [Call("multiply", dy, saved, dy, dy.size)]
-    return [Call(f"activation_backward_{op.activation}", saved, dy, dy.size)]
+        return [Call(work.dtype, "multiply", dy, saved, dy, dy.size)]
+    return [Call(work.dtype, f"activation_backward_{op.activation}", saved, dy, dy.size)]
 
 
 def _bind_dense_backward(work: Workspace, op: ops.DenseBackward, rows: slice, shard: int) -> Steps:
@@ -225,7 +228,7 @@ def _bind_bias_backward(work: Workspace, op: ops.BiasBackward, rows: slice, shar
 
 def column_sums(dz: np.ndarray, out: np.ndarray, *, adds: bool = False) -> Call:
     """What writes the sums of the columns of ``dz`` (B, n), whose rows have no gaps, to ``out``, or adds them."""
-    return Call("column_sums", dz, out, *dz.shape, _pitch(dz), adds)
+    return Call(dz.dtype, "column_sums", dz, out, *dz.shape, _pitch(dz), adds)
 
 
 def input_gradient(work: Workspace, op: ops.DenseBackward, rows: slice, columns: slice = WHOLE) -> Steps:
@@ -234,7 +237,7 @@ def input_gradient(work: Workspace, op: ops.DenseBackward, rows: slice, columns:
         return []
     dz, weight, dx = work.view(op.dz, rows), work.arrays[op.weight], work.view(op.dx, rows)
     if weight.shape[1] == 1 and columns == WHOLE:  # each row of dx is a multiple of one
-        return [Call("few_rows_product", dz, 1, 1, weight, dx, len(dz), len(weight), 1)]
+        return [Call(work.dtype, "few_rows_product", dz, 1, 1, weight, dx, len(dz), len(weight), 1)]
     if is_by_transpose(len(dz), weight.size, FEW_ROWS_DX):
         transposed = work.scratch_like(dx, rows).reshape(dx.shape[::-1])
         return _transposed_product(dz, weight[columns].T, transposed[columns], dx[:, columns])
@@ -263,10 +266,10 @@ def moves(work: Workspace, op: ops.Update, gradient: np.ndarray, elements: slice
     own, rule, slots = work.slice.parameters, op.optimizer, work.slots
     return [
         Call(
-            f"update_step_{type(rule).__name__}", work.parameters[each.offset : each.offset + each.size],
+            work.dtype, f"update_step_{type(rule).__name__}", work.parameters[each.offset : each.offset + each.size],
             gradient[each.gradient - elements.start :][: each.size],
             slots[:, each.offset - own.start :] if len(slots) else None, slots.shape[1],
-            each.size, float(rule.l2), float(each.alpha), hyper_parameters(rule),
+            each.size, float(rule.l2), float(each.alpha), hyper_parameters(rule, work.dtype),
         )
         for each in work.plan.trained_in(elements)
     ]  # fmt: skip

@@ -12,7 +12,7 @@ from ...plan import Gather
 from ..base import StepLog
 from ..inputs import input_standardize
 from .bindings import bind
-from .loops import STEP, address_of
+from .loops import address_of, steps_of
 from .phases import Phases, evaluation_phases, helpers_of, run_steps, training_phases
 from .workspace import Workspace
 
@@ -31,7 +31,7 @@ class PhasedSteps:
     def __init__(self, work: Workspace) -> None:
         self._work, self._parts = work, work.threads.count
         self._helpers = helpers_of(self._parts)
-        self._steps, self._finished = np.zeros(MOST_STEPS, STEP), np.zeros(1, np.int64)
+        self._steps, self._finished = steps_of(MOST_STEPS, work.dtype), np.zeros(1, np.int64)
         self._training: dict[int, Phases] = {}  # by rows
         self._evaluation: dict[int, tuple[Phases, np.ndarray]] = {}
         self.at_once = 1
@@ -50,7 +50,7 @@ class PhasedSteps:
         Arguments:
             batches: of each step the part of ``order`` that it trains on, all but perhaps the last of one length.
             order, storage: (rows,) int64, an epoch's rows in order, in the data set and in its array of inputs.
-            rates: (steps or more, rates of a step) float32.
+            rates: (steps or more, rates of a step), in the plan's precision.
         """
         work, started = self._work, time.perf_counter()
         count = len(batches) if work.gathers else 1
@@ -81,7 +81,7 @@ class PhasedSteps:
         return np.stack([steps["loss"], steps["weight"]], axis=1)
 
     def _call(self, count: int) -> None:
-        run_steps(self._steps, count, self._parts, self._helpers, self._finished)
+        run_steps(self._work.dtype, self._steps, count, self._parts, self._helpers, self._finished)
 
     def evaluate(self) -> np.ndarray:
         """Evaluate the rows that the feed has selected; returns their loss and weight, (2,)."""

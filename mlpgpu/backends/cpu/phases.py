@@ -118,12 +118,12 @@ def _cores() -> int:
     return granted_cores()
 
 
-def run_steps(steps: np.ndarray, count: int, parts: int, helpers: int, finished: np.ndarray) -> None:
-    """Compute the first ``count`` of ``steps`` (any,) of STEP, whose phases have so many parts.
+def run_steps(dtype: np.dtype, steps: np.ndarray, count: int, parts: int, helpers: int, finished: np.ndarray) -> None:
+    """Compute the first ``count`` of ``steps`` (any,), in a type of numbers, whose phases have so many parts.
 
     ``finished`` (1,) int64 is then set to ``count``.
     """
-    found = library()
+    found = library(dtype)
     assert found is not None
     found.run_steps(steps.ctypes.data, count, parts, helpers, AWAKE_NANOSECONDS, finished.ctypes.data)
 
@@ -149,7 +149,7 @@ class _Cut:
         norm = next((op for op in training if isinstance(op, ops.Norm)), None)
         blocks = self._blocks()
         if blocks:
-            gradients = np.zeros((len(blocks), work.plan.gradient_count), np.float32)
+            gradients = np.zeros((len(blocks), work.plan.gradient_count), work.dtype)
             phases = [self._in_blocks(blocks, gradients)]
             pieces = [self._added(gradients, place) for place in range(self._parts)]
         else:
@@ -170,13 +170,15 @@ class _Cut:
         squares = np.zeros(sum(map(len, pieces)))
         places = iter(range(len(squares)))
         for calls, of_part in zip(made, pieces, strict=True):
-            calls += [Call("square_sum", each, len(each), squares[next(places) :]) for _, each, _ in of_part]
-        clip = Call("clip", squares, len(squares), norm.limit)
+            calls += [
+                Call(work.dtype, "square_sum", each, len(each), squares[next(places) :]) for _, each, _ in of_part
+            ]
+        clip = Call(work.dtype, "clip", squares, len(squares), norm.limit)
         return [*phases, made, [[self._total(place), clip, *calls] for place, calls in enumerate(moved)]]
 
     def _total(self, place: int) -> Call:
         """What adds up the sums of loss and weight, for a part's update."""
-        return Call("total", self.sums, len(self.sums), place == 0)
+        return Call(self._work.dtype, "total", self.sums, len(self.sums), place == 0)
 
     def batch(self, operations: Sequence[ops.Operation]) -> list[Parts]:
         """The phases from the gather to the last delta, or prediction."""
@@ -211,7 +213,7 @@ class _Cut:
         if isinstance(op, ops.Standardize) and found is None:  # of inputs, which `gather` may have standardized
             x, y = work.view(op.x, rows), work.view(op.y, rows)
             mean, scale = work.arrays[op.mean], work.arrays[op.scale]
-            return [Call("standardize_inputs", work.described_feed, x, mean, scale, y, *y.shape)]
+            return [Call(work.dtype, "standardize_inputs", work.described_feed, x, mean, scale, y, *y.shape)]
         assert found is not None
         return found
 
@@ -225,14 +227,14 @@ class _Cut:
         work, z = self._work, self._work.arrays[op.z or op.y]
         x, weight = work.view(op.x, self._all), work.arrays[op.weight]
         (k, n), count = weight.shape, self._all.stop
-        shares = np.empty((self._parts, count, n), np.float32)
+        shares = np.empty((self._parts, count, n), work.dtype)
         along_k = [
             only_calls([rows_product(x[:, part], weight[part], share)])
             for part, share in zip(equal_parts(k, self._parts), shares, strict=True)
         ]
         of_rows = [
             only_calls([
-                Call("add_parts", shares[0, rows], count * n, self._parts, z[rows], z[rows].size),
+                Call(work.dtype, "add_parts", shares[0, rows], count * n, self._parts, z[rows], z[rows].size),
                 *activation(work, op, rows),
             ])
             for rows in self.rows
@@ -288,7 +290,7 @@ class _Cut:
         work, dz, n = self._work, self._work.view(op.dz, self._all), self._work.arrays[op.weight].shape[1]
         x, part = work.view(op.x, self._all), self._own(op, place, len(work.arrays[op.weight]))
         at_once = max(1, GRADIENT_BLOCK // n)
-        gradient = np.empty((min(at_once, part.stop - part.start), n), np.float32)
+        gradient = np.empty((min(at_once, part.stop - part.start), n), work.dtype)
         for first in range(part.start, part.stop, at_once):
             rows = slice(first, min(first + at_once, part.stop))
             made, offset = gradient[: rows.stop - first], _offset(work, op.dweight)
@@ -299,9 +301,9 @@ class _Cut:
 
     def _blocks(self) -> list[list[slice]]:
         """The blocks of each part's rows; none if parts are not computed so."""
-        plan = self._work.plan
+        work, plan = self._work, self._work.plan
         of_rows = (each for each in plan.buffers.values() if each.axes[1:] == ("row", "unit"))
-        row_bytes = 4 * sum(buffer.shape[-1] for buffer in of_rows)
+        row_bytes = work.dtype.itemsize * sum(buffer.shape[-1] for buffer in of_rows)
         rows = self.rows[0].stop
         at_once = max(LEAST_BLOCK_ROWS, BLOCK_BYTES // row_bytes)
         if plan.gradient_count > BLOCKED_PARAMETERS or rows < 2 * at_once:
@@ -340,7 +342,7 @@ class _Cut:
         count, size = gradients.shape
         elements = equal_parts(size, self._parts)[place]
         total = gradients[0, elements]
-        add = Call("add_parts", total, size, count, total, len(total))
+        add = Call(self._work.dtype, "add_parts", total, size, count, total, len(total))
         return [([add] if count > 1 else [], total, elements)] if len(total) else []
 
 
@@ -353,7 +355,7 @@ def only_calls(steps: Sequence[Bound | Call]) -> list[Call]:
 def _gather(work: Workspace, op: ops.Gather, rows: slice) -> Call:
     standardized = next((e.y for e in work.plan.evaluation if isinstance(e, ops.Standardize) and e.x == op.x), op.x)
     arrays = (work.view(name, rows) if name else None for name in (op.x, standardized, op.target, op.weight))
-    return Call("gather", work.described_feed, rows.start, rows.stop - rows.start, *arrays)
+    return Call(work.dtype, "gather", work.described_feed, rows.start, rows.stop - rows.start, *arrays)
 
 
 def _offset(work: Workspace, partial: str) -> int:

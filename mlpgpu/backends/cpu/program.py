@@ -137,7 +137,7 @@ class CpuProgram(Program):
         log = log or StepLog(len(table))
         with self._lock.held(), self._threads.limits():
             if self._phased is not None:
-                self._run_phases(self._phased, first_step, table.astype(np.float32), log)
+                self._run_phases(self._phased, first_step, table.astype(work.dtype), log)
                 return log.sums
             for index, row in enumerate(table.tolist()):
                 if index:  # those who wait do so for one step at most

@@ -36,16 +36,16 @@ _IN_PHASES = (
 
 def is_phased(plan: Plan) -> bool:
     """Whether threads share a plan's steps and evaluations by phases (``phases``), and BLAS has one thread."""
-    if plan.ranks > 1 or plan.shards > 1 or plan.tensor is not None or plan.dtype != np.float32:
+    if plan.ranks > 1 or plan.shards > 1 or plan.tensor is not None:
         return False
-    if library() is None or BLAS.products is None or len(plan.partials) > len(plan.gradient):
+    if library(plan.dtype) is None or BLAS.products(plan.dtype) is None or len(plan.partials) > len(plan.gradient):
         return False
-    return all(_has_loops(op) for op in (*plan.training, *plan.evaluation))
+    return all(_has_loops(plan.dtype, op) for op in (*plan.training, *plan.evaluation))
 
 
-def _has_loops(op: ops.Operation) -> bool:
+def _has_loops(dtype: np.dtype, op: ops.Operation) -> bool:
     if isinstance(op, ops.Loss):
-        return op.loss.form == "softmax_cross_entropy" or has_loop(f"loss_{op.loss.form}")
+        return op.loss.form == "softmax_cross_entropy" or has_loop(dtype, f"loss_{op.loss.form}")
     return isinstance(op, _IN_PHASES)
 
 

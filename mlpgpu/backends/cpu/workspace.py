@@ -12,7 +12,7 @@ from ...plan import Gather, Plan, shards_of
 from ..base import target_array
 from ..inputs import InputScaling, has_more_digits
 from ..native import COPY, described
-from .loops import STEP, library
+from .loops import library, steps_of
 from .threads import Threads
 
 FEED_WORDS = len(COPY) + 5
@@ -23,6 +23,7 @@ class Feed:
     """A data set as the gather reads it, and the batch's rows."""
 
     dataset: Dataset
+    dtype: np.dtype  # of the plan's numbers
     target: np.ndarray | None  # (rows,) class numbers or (rows, n_out)
     weight: np.ndarray | None  # (rows,)
     staging: np.ndarray | None  # (capacity, n_in) of the inputs' type, where that is not the plan's
@@ -41,7 +42,7 @@ class Feed:
         staging = None if inputs == plan.dtype or takes_columns else np.empty((plan.capacity, plan.n_in), inputs)
         wide = np.empty((plan.capacity, plan.n_in)) if has_more_digits(inputs, plan) else None
         nothing = np.empty(0, np.int64)
-        return cls(dataset, target, weight, staging, wide, takes_columns, nothing, nothing)
+        return cls(dataset, plan.dtype, target, weight, staging, wide, takes_columns, nothing, nothing)
 
     def select(self, batch: np.ndarray, storage: np.ndarray) -> None:
         """Set the batch's rows, (B,) each."""
@@ -52,7 +53,7 @@ class Feed:
 
         ``scaling`` is what standardizes inputs that have more digits than float32.
         """
-        fields = None if self.has_columns else described(self.dataset.storage_x, np.dtype(np.float32))
+        fields = None if self.has_columns else described(self.dataset.storage_x, self.dtype)
         fields, target = fields or {}, self.target
         is_standardized = self.wide is not None and scaling is not None
         if is_standardized and fields:
@@ -86,7 +87,7 @@ class Workspace:
         masks: (capacity, width) of each dropout layer, by its number and first unit, from forward to backward pass.
         feed: the data set and the batch's rows; set before anything runs.
         described_feed: the same as compiled loops read it, a struct Feed of ``steps.h``.
-        now: (1,) of STEP, the current step as compiled loops read it.
+        now: (1,) of :func:`~.loops.steps_of`, the current step as compiled loops read it.
         inverse_weight: 1 / the batch's summed weight.
         gradient_factor: the same, times the factor of a clipped norm.
         row: the step's row of the optimizer's table.
@@ -94,7 +95,7 @@ class Workspace:
 
     def __init__(self, plan: Plan, threads: Threads, rank: int = 0) -> None:
         self.plan, self.threads, self.dtype = plan, threads, plan.dtype
-        self.is_compiled = plan.dtype == np.float32 and library() is not None
+        self.is_compiled = library(plan.dtype) is not None
         self.rank = rank
         self.shards, self.slice = shards_of(rank, plan.ranks, plan.shards), plan.slices[rank]
         slots = len(plan.optimizer.slots) if plan.optimizer else 0
@@ -119,7 +120,7 @@ class Workspace:
         self.masks: dict[tuple[int, int], np.ndarray] = {}
         self._feed: Feed | None = None
         self.described_feed = np.zeros(FEED_WORDS, np.int64)
-        self.now = np.zeros(1, STEP)
+        self.now = steps_of(1, self.dtype)
         self.inverse_weight = self.gradient_factor = 0.0
         self.row: Sequence[float] = ()
 

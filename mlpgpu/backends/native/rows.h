@@ -1,9 +1,11 @@
-// What a copy of rows is: numbers of an array of the caller's, in the type that the card takes, one after another.
+// What a copy of rows is: numbers of an array of the caller's, in the type that a card or a loop takes, one after another.
 #pragma once
 
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+
+#include <type_traits>
 
 #if defined(__SSE2__)
 #include <immintrin.h>
@@ -16,7 +18,7 @@ namespace mlpgpu {
 constexpr int64_t CACHE_LINE = 64;
 constexpr int64_t CHUNK_BYTES = 64 << 10;  // of what is written: threads come for so much at a time, some 6 us
 
-// Types of the caller's numbers; copies.py lists them in this order.  BYTES stay bytes, all others become float32.
+// Types of the caller's numbers; rows.py lists them in this order.  BYTES stay bytes, all others become float or double.
 enum Kind : int64_t { BYTES, FLOAT32, FLOAT64, INT8, UINT8, INT16, UINT16, INT32, UINT32, INT64, UINT64 };
 
 // `count` rows of an array, from row `first` on, or from that place of the list `rows` on, to `to`, (count, columns).
@@ -32,14 +34,19 @@ struct Copy {
     int64_t is_past_caches;  // whether what is written goes to memory at once
 };
 
-inline int64_t target_bytes(const Copy& copy) { return copy.kind == BYTES ? 1 : sizeof(float); }
+template <class Number = float>
+int64_t target_bytes(const Copy& copy) {
+    return copy.kind == BYTES ? 1 : sizeof(Number);
+}
 
-inline int64_t chunks_of(const Copy& copy) {
-    return (copy.count * copy.columns * target_bytes(copy) + CHUNK_BYTES - 1) / CHUNK_BYTES;
+template <class Number = float>
+int64_t chunks_of(const Copy& copy) {
+    return (copy.count * copy.columns * target_bytes<Number>(copy) + CHUNK_BYTES - 1) / CHUNK_BYTES;
 }
 
 inline uint32_t is_infinite(uint8_t) { return 0; }
 inline uint32_t is_infinite(float value) { return __builtin_fabsf(value) <= __FLT_MAX__ ? 0 : 1; }
+inline uint32_t is_infinite(double value) { return __builtin_fabs(value) <= __DBL_MAX__ ? 0 : 1; }
 
 // Writes a cache line past the caches; `to` begins one.
 inline void write_past_caches(const void* from, void* to) {
@@ -89,7 +96,7 @@ uint32_t copy_elements(const Copy& copy, const char* row, int64_t column, To* to
     const int64_t item_bytes = copy.item_bytes;
     const bool past = copy.is_past_caches;
     const auto at = [=](int64_t i) INLINED { return *reinterpret_cast<const From*>(from + i * item_bytes); };
-    if constexpr (sizeof(To) == sizeof(float)) {
+    if constexpr (std::is_floating_point_v<To>) {
         if (copy.mean) {
             const double *mean = copy.mean + column, *scale = copy.scale + column;
             return write_all(
@@ -126,21 +133,22 @@ uint32_t copy_chunk_of(const Copy& copy, int64_t chunk) {
     return found;
 }
 
-// Copies one chunk; returns whether a number of it is infinite or NaN in float32.
-inline uint32_t copy_chunk(const Copy& copy, int64_t chunk) {
+// Copies one chunk, as Numbers unless it is of BYTES; returns whether one that is written is infinite or NaN.
+template <class Number = float>
+uint32_t copy_chunk(const Copy& copy, int64_t chunk) {
     uint32_t found = 0;
     switch (copy.kind) {
         case BYTES: found = copy_chunk_of<uint8_t, uint8_t>(copy, chunk); break;
-        case FLOAT32: found = copy_chunk_of<float, float>(copy, chunk); break;
-        case FLOAT64: found = copy_chunk_of<double, float>(copy, chunk); break;
-        case INT8: found = copy_chunk_of<int8_t, float>(copy, chunk); break;
-        case UINT8: found = copy_chunk_of<uint8_t, float>(copy, chunk); break;
-        case INT16: found = copy_chunk_of<int16_t, float>(copy, chunk); break;
-        case UINT16: found = copy_chunk_of<uint16_t, float>(copy, chunk); break;
-        case INT32: found = copy_chunk_of<int32_t, float>(copy, chunk); break;
-        case UINT32: found = copy_chunk_of<uint32_t, float>(copy, chunk); break;
-        case INT64: found = copy_chunk_of<int64_t, float>(copy, chunk); break;
-        case UINT64: found = copy_chunk_of<uint64_t, float>(copy, chunk); break;
+        case FLOAT32: found = copy_chunk_of<float, Number>(copy, chunk); break;
+        case FLOAT64: found = copy_chunk_of<double, Number>(copy, chunk); break;
+        case INT8: found = copy_chunk_of<int8_t, Number>(copy, chunk); break;
+        case UINT8: found = copy_chunk_of<uint8_t, Number>(copy, chunk); break;
+        case INT16: found = copy_chunk_of<int16_t, Number>(copy, chunk); break;
+        case UINT16: found = copy_chunk_of<uint16_t, Number>(copy, chunk); break;
+        case INT32: found = copy_chunk_of<int32_t, Number>(copy, chunk); break;
+        case UINT32: found = copy_chunk_of<uint32_t, Number>(copy, chunk); break;
+        case INT64: found = copy_chunk_of<int64_t, Number>(copy, chunk); break;
+        case UINT64: found = copy_chunk_of<uint64_t, Number>(copy, chunk); break;
     }
 #if defined(__SSE2__)
     if (copy.is_past_caches) _mm_sfence();  // before whoever waits for this chunk is told

@@ -19,28 +19,31 @@ def address_of(array: np.ndarray) -> int:
     return address
 
 
-# The struct TrainingStep of ``steps.h``, pointers as integers.
-STEP = np.dtype(
-    [(name, np.int64) for name in ("phases", "phase_count", "batch", "storage")]
-    + [(name, np.uint64) for name in ("number", "seed")]
-    + [(name, np.float64) for name in ("scale", "inverse_weight")]
-    + [("rates", np.float32, 4)]
-    + [(name, np.float64) for name in ("loss", "weight")]
-)
+def steps_of(count: int, dtype: np.dtype) -> np.ndarray:
+    """So many structs TrainingStep of ``steps.h``, pointers as integers, whose rates are of this type; all 0."""
+    fields = [
+        *((name, np.int64) for name in ("phases", "phase_count", "batch", "storage")),
+        *((name, np.uint64) for name in ("number", "seed")),
+        *((name, np.float64) for name in ("scale", "inverse_weight")),
+        ("rates", dtype, 4),
+        *((name, np.float64) for name in ("loss", "weight")),
+    ]
+    return np.zeros(count, np.dtype(fields))
 
 
 class Call:
     """One loop with its arguments.
 
     Arguments:
+        dtype: of the numbers that it computes with.
         name: of the loop, as in ``loops.h``.
         arguments: in the order of the function there; arrays are C-contiguous where it walks over them.
     """
 
-    def __init__(self, name: str, *arguments: Argument) -> None:
-        found = library()
+    def __init__(self, dtype: np.dtype, name: str, *arguments: Argument) -> None:
+        found = library(dtype)
         assert found is not None
-        self.name, self.address = name, found.address(name)
+        self.dtype, self.name, self.address = dtype, name, found.address(name)
         self.words = np.zeros(len(arguments), np.int64)
         self._numbers = self.words.view(np.float64)
         self._kept: list[Argument] = list(arguments)  # their memory, as long as this may be called
@@ -75,9 +78,9 @@ def table_of(calls: Sequence[Call]) -> np.ndarray:
 
 
 def joined(steps: Sequence[Bound | Call], now: np.ndarray | None = None) -> list[Bound]:
-    """Functions and calls in order, with neighbouring calls as one function.
+    """Functions and calls in order, with neighbouring calls, all of one type of numbers, as one function.
 
-    ``now`` (1,) of STEP is the step, for calls that read it.
+    ``now`` (1,) of :func:`steps_of` is the step, for calls that read it.
     """
     result: list[Bound] = []
     calls: list[Call] = []
@@ -100,7 +103,7 @@ class _Together:
     __slots__ = "_kept", "_run"
 
     def __init__(self, calls: list[Call], now: np.ndarray | None) -> None:
-        found = library()
+        found = library(calls[0].dtype)
         assert found is not None
         table = table_of(calls)
         self._kept = calls, table, now

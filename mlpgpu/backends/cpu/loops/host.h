@@ -28,6 +28,12 @@ VECTOR float log1pf(float);
 VECTOR float expm1f(float);
 VECTOR float tanhf(float);
 VECTOR float erff(float);
+VECTOR double exp(double);
+VECTOR double log(double);
+VECTOR double log1p(double);
+VECTOR double expm1(double);
+VECTOR double tanh(double);
+VECTOR double erf(double);
 }
 #undef VECTOR
 
@@ -41,6 +47,19 @@ __forceinline__ float sqrtf(float a) { return __builtin_sqrtf(a); }
 // What a card approximates is rounded correctly here, by one instruction each.
 __forceinline__ float fast_sqrt(float a) { return __builtin_sqrtf(a); }
 __forceinline__ float __fdividef(float a, float b) { return a / b; }
+
+// The same functions of float64, by the names that cuda/math/ calls them by.
+using ::expf, ::logf, ::tanhf, ::erff;
+__forceinline__ double expf(double a) { return exp(a); }
+__forceinline__ double logf(double a) { return log(a); }
+__forceinline__ double tanhf(double a) { return tanh(a); }
+__forceinline__ double erff(double a) { return erf(a); }
+__forceinline__ double fmaxf(double a, double b) { return a >= b || b != b ? a : b; }
+__forceinline__ double fabsf(double a) { return __builtin_fabs(a); }
+__forceinline__ double fast_sqrt(double a) { return __builtin_sqrt(a); }
+__forceinline__ double __fdividef(double a, double b) { return a / b; }
+__forceinline__ double log_plus_one(double a) { return log1p(a); }
+__forceinline__ double exp_minus_one(double a) { return expm1(a); }
 
 }  // namespace mlpgpu
 

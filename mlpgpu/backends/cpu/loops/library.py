@@ -1,4 +1,4 @@
-"""The compiled loops: what C++ makes of ``loops.h``, once for a machine, and kept in the cache.
+"""The compiled loops: what C++ makes of ``loops.h``, once for a machine and a type of numbers, and kept in the cache.
 
 They are made of the structs of ``cuda/math/``, so a row of a table that has its struct there has its loop too.  Where
 there is no compiler, or none that can build them, NumPy computes all; :func:`why_not` says why.
@@ -11,6 +11,8 @@ import functools
 import os
 import platform
 from pathlib import Path
+
+import numpy as np
 
 from ....activations import ACTIVATIONS
 from ....losses import FORMS
@@ -26,6 +28,7 @@ OPTIONS = (
     *("-std=c++17", "-O3", "-march=native", *_WIDEST),
     *("-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", "-pthread"),
 )
+REAL = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}  # the types of numbers that loops are made for
 LINKED = ("-fPIC", "-shared", "-lmvec", "-lm")
 
 # Losses whose rows need more than a sum of their outputs' terms; of the last two NumPy is as fast.
@@ -38,7 +41,7 @@ _PLAIN = (
 
 
 class Library:
-    """The loops, by name: where each one lies, and what calls a list of them.
+    """The loops of one type of numbers, by name: where each one lies, and what calls a list of them.
 
     Attributes:
         run: ``run(calls, count, step)``, of the address of so many structs Call of ``loops.h``.
@@ -88,34 +91,39 @@ def unit() -> str:
 
 
 @functools.cache
-def _found() -> Library | str:
+def _found(dtype: np.dtype) -> Library | str:
     """The loops, or why there are none."""
+    if dtype not in REAL:
+        return f"loops are made for {' and '.join(map(str, REAL))}, not for {dtype}"
     try:
         folders = [Path(__file__).parent, native_folder(), source_folder()]
-        return Library(built("loops", unit(), folders, OPTIONS, LINKED))
+        return Library(built("loops", unit(), folders, [*OPTIONS, f"-DMLPGPU_REAL={REAL[dtype]}"], LINKED))
     except (UnusableError, OSError, AttributeError) as error:
         return str(error).strip() or type(error).__name__
 
 
-def library() -> Library | None:
-    """The loops; None where there are none.  The first call on a machine compiles them, for about two seconds."""
-    found = _found()
+def library(dtype: np.dtype) -> Library | None:
+    """The loops over such numbers; None where there are none.
+
+    The first call on a machine compiles them, for two to four seconds.
+    """
+    found = _found(dtype)
     return found if isinstance(found, Library) else None
 
 
-def has_loop(name: str) -> bool:
+def has_loop(dtype: np.dtype, name: str) -> bool:
     """Whether there is such a loop."""
-    found = library()
+    found = library(dtype)
     return found is not None and found.has(name)
 
 
-def why_not() -> str | None:
+def why_not(dtype: np.dtype) -> str | None:
     """Why there are no loops, if so."""
-    found = _found()
+    found = _found(dtype)
     return found if isinstance(found, str) else None
 
 
-def loops_name() -> str:
+def loops_name(dtype: np.dtype) -> str:
     """What computes the loops: what compiled them, or NumPy."""
-    found = library()
+    found = library(dtype)
     return "NumPy" if found is None else found.compiler

@@ -1,5 +1,5 @@
-// A step's and a prediction's passes over numbers as loops, in float32, over the structs of cuda/math/ that the kernels
-// are made of.  A processor's vector instructions take several numbers at a time, and threads run side by side, since
+// A step's and a prediction's passes over numbers as loops, over the structs of cuda/math/ that the kernels are made of, in
+// float32, or in float64 where `real` is double.  A processor's vector instructions take several numbers at a time, and threads run side by side, since
 // nothing here needs Python.
 //
 // Arrays are row-major: rows are samples, of n columns.  Where y may be z, loops say so.
@@ -23,15 +23,15 @@ constexpr int VECTOR_BYTES = 64, REGISTERS = 16;
 #else
 constexpr int VECTOR_BYTES = 32, REGISTERS = 8;
 #endif
-constexpr int LANES = VECTOR_BYTES / sizeof(float);
+constexpr int LANES = VECTOR_BYTES / sizeof(real);
 
 // What is left of an array beside whole vectors, as a vector; copied back at the end, unless it is only read.
 template <class Number>
 struct Rest {
     Number* place;
     size_t bytes;
-    float values[LANES] = {};
-    Rest(Number* place, int64_t count) : place(place), bytes(count * sizeof(float)) { memcpy(values, place, bytes); }
+    real values[LANES] = {};
+    Rest(Number* place, int64_t count) : place(place), bytes(count * sizeof(real)) { memcpy(values, place, bytes); }
     ~Rest() {
         if constexpr (!std::is_const_v<Number>) memcpy(place, values, bytes);
     }
@@ -56,12 +56,12 @@ __forceinline__ void by_vectors(int64_t count, const Compute& compute, Numbers*.
 
 using Transposed = bool;
 
-// c (m, n) = a b, or c += a b if it `adds`.  Integer is that of the BLAS, whose function cblas_sgemm `gemm` points to.
+// c (m, n) = a b, or c += a b if it `adds`.  Integer is that of the BLAS, whose function cblas_sgemm or cblas_dgemm `gemm` points to.
 template <class Integer>
-void product(void* gemm, Transposed a_is, Transposed b_is, int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
-             const float* b, int64_t ldb, float* c, int64_t ldc, int64_t adds) {
-    using Function = void (*)(int, int, int, Integer, Integer, Integer, float, const float*, Integer, const float*, Integer,
-                              float, float*, Integer);
+void product(void* gemm, Transposed a_is, Transposed b_is, int64_t m, int64_t n, int64_t k, const real* a, int64_t lda,
+             const real* b, int64_t ldb, real* c, int64_t ldc, int64_t adds) {
+    using Function = void (*)(int, int, int, Integer, Integer, Integer, real, const real*, Integer, const real*, Integer,
+                              real, real*, Integer);
     constexpr int ROW_MAJOR = 101, AS_IT_IS = 111, TRANSPOSED = 112;
     reinterpret_cast<Function>(gemm)(ROW_MAJOR, a_is ? TRANSPOSED : AS_IT_IS, b_is ? TRANSPOSED : AS_IT_IS,
                                      static_cast<Integer>(m), static_cast<Integer>(n), static_cast<Integer>(k), 1.0f, a,
@@ -70,13 +70,13 @@ void product(void* gemm, Transposed a_is, Transposed b_is, int64_t m, int64_t n,
 }
 
 // result = matrix vector, or its transpose's product, or result += that if it `adds`, of a matrix (rows, columns) whose
-// rows lie `pitch` elements apart, by BLAS's cblas_sgemv, which `gemv` points to: cblas_sgemm takes up to eight times as
+// rows lie `pitch` elements apart, by BLAS's cblas_sgemv or cblas_dgemv, which `gemv` points to: its product of matrices takes up to eight times as
 // long.
 template <class Integer>
-void vector_product(void* gemv, Transposed is_transposed, int64_t rows, int64_t columns, const float* matrix, int64_t pitch,
-                    const float* vector, float* result, int64_t adds) {
+void vector_product(void* gemv, Transposed is_transposed, int64_t rows, int64_t columns, const real* matrix, int64_t pitch,
+                    const real* vector, real* result, int64_t adds) {
     using Function =
-        void (*)(int, int, Integer, Integer, float, const float*, Integer, const float*, Integer, float, float*, Integer);
+        void (*)(int, int, Integer, Integer, real, const real*, Integer, const real*, Integer, real, real*, Integer);
     constexpr int ROW_MAJOR = 101, AS_IT_IS = 111, TRANSPOSED = 112;
     reinterpret_cast<Function>(gemv)(ROW_MAJOR, is_transposed ? TRANSPOSED : AS_IT_IS, static_cast<Integer>(rows),
                                      static_cast<Integer>(columns), 1.0f, matrix, static_cast<Integer>(pitch), vector, 1,
@@ -84,11 +84,11 @@ void vector_product(void* gemv, Transposed is_transposed, int64_t rows, int64_t 
 }
 
 // A vector register; in memory it may lie anywhere.
-typedef float Vector __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
+typedef real Vector __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
 
 // A tile of few_rows_product: ROWS rows of c, by VECTORS vectors of neighbouring columns.
 template <int ROWS, int VECTORS>
-void few_rows_tile(const float* a, int64_t row_stride, int64_t k_stride, const float* b, float* c, int64_t n, int64_t k) {
+void few_rows_tile(const real* a, int64_t row_stride, int64_t k_stride, const real* b, real* c, int64_t n, int64_t k) {
     Vector sum[ROWS][VECTORS] = {};
     for (int64_t i = 0; i < k; ++i) {
         const Vector* b_row = reinterpret_cast<const Vector*>(b + i * n);
@@ -97,7 +97,7 @@ void few_rows_tile(const float* a, int64_t row_stride, int64_t k_stride, const f
         for (int v = 0; v < VECTORS; ++v) loaded[v] = b_row[v];
 #pragma GCC unroll 4
         for (int r = 0; r < ROWS; ++r) {
-            const float factor = a[r * row_stride + i * k_stride];
+            const real factor = a[r * row_stride + i * k_stride];
 #pragma GCC unroll 16
             for (int v = 0; v < VECTORS; ++v) sum[r][v] += factor * loaded[v];
         }
@@ -112,7 +112,7 @@ void few_rows_tile(const float* a, int64_t row_stride, int64_t k_stride, const f
 // Columns from `first` on, with as many vectors at a time as registers take and then fewer; the last vector ends with the
 // row, so it may begin within the one before.
 template <int ROWS, int VECTORS>
-void few_rows_columns(const float* a, int64_t row_stride, int64_t k_stride, const float* b, float* c, int64_t n, int64_t k,
+void few_rows_columns(const real* a, int64_t row_stride, int64_t k_stride, const real* b, real* c, int64_t n, int64_t k,
                       int64_t first) {
     constexpr int COLUMNS = VECTORS * LANES;
     for (; first + COLUMNS <= n; first += COLUMNS)
@@ -122,15 +122,15 @@ void few_rows_columns(const float* a, int64_t row_stride, int64_t k_stride, cons
 }
 
 template <int ROWS>
-void few_rows_rows(const float* a, int64_t row_stride, int64_t k_stride, const float* b, float* c, int64_t n, int64_t k) {
+void few_rows_rows(const real* a, int64_t row_stride, int64_t k_stride, const real* b, real* c, int64_t n, int64_t k) {
     if (n >= LANES) {
         few_rows_columns<ROWS, REGISTERS / (ROWS == 3 ? 4 : ROWS)>(a, row_stride, k_stride, b, c, n, k, 0);
         return;
     }
     for (int r = 0; r < ROWS; ++r) {
-        float sum[LANES] = {};
+        real sum[LANES] = {};
         for (int64_t i = 0; i < k; ++i) {
-            const float factor = a[r * row_stride + i * k_stride];
+            const real factor = a[r * row_stride + i * k_stride];
             for (int64_t j = 0; j < n; ++j) sum[j] += factor * b[i * n + j];
         }
         for (int64_t j = 0; j < n; ++j) c[r * n + j] = sum[j];
@@ -139,7 +139,7 @@ void few_rows_rows(const float* a, int64_t row_stride, int64_t k_stride, const f
 
 // c (m, n) = a (m, k) b (k, n), where a's element (i, j) lies at i * row_stride + j * k_stride.  Each element is one sum
 // in the order of k.  Nothing is packed, which takes BLAS longer than the product where rows are few.
-inline void few_rows_product(const float* a, int64_t row_stride, int64_t k_stride, const float* b, float* c, int64_t m,
+inline void few_rows_product(const real* a, int64_t row_stride, int64_t k_stride, const real* b, real* c, int64_t m,
                              int64_t n, int64_t k) {
     int64_t i = 0;
     for (; i + 4 <= m; i += 4) few_rows_rows<4>(a + i * row_stride, row_stride, k_stride, b, c + i * n, n, k);
@@ -150,7 +150,7 @@ inline void few_rows_product(const float* a, int64_t row_stride, int64_t k_strid
 }
 
 // y (rows, n), whose rows lie `pitch` elements apart, = x (n, rows) transposed.
-inline void transpose(const float* x, float* y, int64_t rows, int64_t n, int64_t pitch) {
+inline void transpose(const real* x, real* y, int64_t rows, int64_t n, int64_t pitch) {
     constexpr int64_t BLOCK = 16;  // rows of x whose cache lines are in use together
     for (int64_t first = 0; first < n; first += BLOCK) {
         const int64_t end = first + BLOCK < n ? first + BLOCK : n;
@@ -161,16 +161,16 @@ inline void transpose(const float* x, float* y, int64_t rows, int64_t n, int64_t
 
 // sums (n,) = the sums of dz's columns, of blocks of rows first, so that rounding grows with their number's root, or
 // sums += these if it `adds`.  dz's rows lie `pitch` elements apart.
-inline void column_sums(const float* dz, float* sums, int64_t rows, int64_t n, int64_t pitch, int64_t adds) {
+inline void column_sums(const real* dz, real* sums, int64_t rows, int64_t n, int64_t pitch, int64_t adds) {
     constexpr int64_t ROWS = 64, COLUMNS = 256;
     for (int64_t first = 0; first < n; first += COLUMNS) {
         const int64_t count = n - first < COLUMNS ? n - first : COLUMNS;
-        float total[COLUMNS];
+        real total[COLUMNS];
         for (int64_t start = 0; start < rows; start += ROWS) {
             const int64_t end = start + ROWS < rows ? start + ROWS : rows;
-            float part[COLUMNS] = {};
+            real part[COLUMNS] = {};
             for (int64_t i = start; i < end; ++i) {
-                const float* row = dz + i * pitch + first;
+                const real* row = dz + i * pitch + first;
                 for (int64_t j = 0; j < count; ++j) part[j] += row[j];
             }
             for (int64_t j = 0; j < count; ++j) total[j] = start ? total[j] + part[j] : part[j];
@@ -181,7 +181,7 @@ inline void column_sums(const float* dz, float* sums, int64_t rows, int64_t n, i
 }
 
 // y (count,) = the sum of `parts` arrays, in order, each `pitch` elements behind the one before.
-inline void add_parts(const float* first, int64_t pitch, int64_t parts, float* y, int64_t count) {
+inline void add_parts(const real* first, int64_t pitch, int64_t parts, real* y, int64_t count) {
     EACH for (int64_t i = 0; i < count; ++i) y[i] = first[i] + first[pitch + i];
     for (int64_t part = 2; part < parts; ++part) {
         EACH for (int64_t i = 0; i < count; ++i) y[i] += first[part * pitch + i];
@@ -192,11 +192,11 @@ inline void add_parts(const float* first, int64_t pitch, int64_t parts, float* y
 
 // y = f(z + bias); y may be z, and bias null.
 template <class Activation>
-void activate(const float* z, const float* bias, float* y, int64_t rows, int64_t n) {
-    const auto without = [](const float* z, float* y) {
+void activate(const real* z, const real* bias, real* y, int64_t rows, int64_t n) {
+    const auto without = [](const real* z, real* y) {
         EACH for (int i = 0; i < LANES; ++i) y[i] = Activation::forward(z[i]);
     };
-    const auto with = [](const float* z, const float* bias, float* y) {
+    const auto with = [](const real* z, const real* bias, real* y) {
         EACH for (int i = 0; i < LANES; ++i) y[i] = Activation::forward(z[i] + bias[i]);
     };
     if (!bias) by_vectors(rows * n, without, z, y);
@@ -205,15 +205,15 @@ void activate(const float* z, const float* bias, float* y, int64_t rows, int64_t
 
 // y = f(z + bias), z = f'(z + bias), for derivatives that need z; bias may be null.
 template <class Activation>
-void activate_with_slope(float* z, const float* bias, float* y, int64_t rows, int64_t n) {
+void activate_with_slope(real* z, const real* bias, real* y, int64_t rows, int64_t n) {
     if (bias) {
         for (int64_t i = 0; i < rows; ++i) {
             EACH for (int64_t j = 0; j < n; ++j) z[i * n + j] += bias[j];
         }
     }
-    const auto both = [](float* z, float* y) {
+    const auto both = [](real* z, real* y) {
         EACH for (int i = 0; i < LANES; ++i) {
-            const float sum = z[i];
+            const real sum = z[i];
             y[i] = Activation::forward(sum), z[i] = Activation::derivative(sum);
         }
     };
@@ -222,35 +222,35 @@ void activate_with_slope(float* z, const float* bias, float* y, int64_t rows, in
 
 // dy *= f'(y).
 template <class Activation>
-void activation_backward(const float* y, float* dy, int64_t count) {
-    const auto multiplied = [](const float* y, float* dy) {
+void activation_backward(const real* y, real* dy, int64_t count) {
+    const auto multiplied = [](const real* y, real* dy) {
         EACH for (int i = 0; i < LANES; ++i) dy[i] *= Activation::derivative(y[i]);
     };
     by_vectors(count, multiplied, y, dy);
 }
 
 // y = exp(z); y may be z.
-inline void exponential(const float* z, float* y, int64_t count) {
-    const auto power = [](const float* z, float* y) {
+inline void exponential(const real* z, real* y, int64_t count) {
+    const auto power = [](const real* z, real* y) {
         EACH for (int i = 0; i < LANES; ++i) y[i] = expf(z[i]);
     };
     by_vectors(count, power, z, y);
 }
 
 // y = a * b, element by element; y may be either.
-inline void multiply(const float* a, const float* b, float* y, int64_t count) {
+inline void multiply(const real* a, const real* b, real* y, int64_t count) {
     EACH for (int64_t i = 0; i < count; ++i) y[i] = a[i] * b[i];
 }
 
 // y = (x - mean) / scale; y may be x.
-inline void standardize(const float* x, const float* mean, const float* scale, float* y, int64_t rows, int64_t n) {
+inline void standardize(const real* x, const real* mean, const real* scale, real* y, int64_t rows, int64_t n) {
     for (int64_t i = 0; i < rows; ++i) {
         EACH for (int64_t j = 0; j < n; ++j) y[i * n + j] = (x[i * n + j] - mean[j]) / scale[j];
     }
 }
 
 // y = x * scale + mean; y may be x.
-inline void unstandardize(const float* x, const float* mean, const float* scale, float* y, int64_t rows, int64_t n) {
+inline void unstandardize(const real* x, const real* mean, const real* scale, real* y, int64_t rows, int64_t n) {
     for (int64_t i = 0; i < rows; ++i) {
         EACH for (int64_t j = 0; j < n; ++j) y[i * n + j] = x[i * n + j] * scale[j] + mean[j];
     }
@@ -276,18 +276,18 @@ inline void draw_blocks(uint16_t* numbers, int64_t first, uint64_t seed, int64_t
 
 // mask = 0 where an element's half word is below `least`, else `keep`; y = x * mask, which may be x.  They are rows of n
 // elements; a row's first is element `first` of the batch, and the next one's `pitch` further on.
-inline void dropout(const float* x, float* mask, float* y, int64_t first, int64_t pitch, int64_t rows, int64_t n,
-                    const uint64_t* seed_and_step, int64_t layer, int64_t least, float keep) {
+inline void dropout(const real* x, real* mask, real* y, int64_t first, int64_t pitch, int64_t rows, int64_t n,
+                    const uint64_t* seed_and_step, int64_t layer, int64_t least, real keep) {
     if (pitch == n) n *= rows, rows = 1;
     constexpr int64_t DRAWN = LANES * DROPOUT_BLOCK;
     uint16_t numbers[DRAWN];
     for (int64_t row = 0; row < rows; ++row, first += pitch) {
-        float* const of_row = mask + row * n;
+        real* const of_row = mask + row * n;
         for (int64_t begin = first / DROPOUT_BLOCK * DROPOUT_BLOCK; begin < first + n; begin += DRAWN) {
             draw_blocks(numbers, begin / DROPOUT_BLOCK, seed_and_step[0], static_cast<int64_t>(seed_and_step[1]), layer);
             const int64_t from = begin < first ? first : begin, end = begin + DRAWN < first + n ? begin + DRAWN : first + n;
             const uint16_t* const of = numbers + (from - begin);
-            float* const to = of_row + (from - first);
+            real* const to = of_row + (from - first);
             EACH for (int64_t i = 0; i < end - from; ++i) to[i] = of[i] >= least ? keep : 0.0f;
         }
     }
@@ -297,7 +297,7 @@ inline void dropout(const float* x, float* mask, float* y, int64_t first, int64_
 // --- losses ---
 
 // Multiplies a row's value and deltas by its weight, unless weight is null; sums = the loss and the weight of the rows.
-inline void weigh(const float* weight, float* value, float* delta, int64_t rows, int64_t n, double* sums) {
+inline void weigh(const real* weight, real* value, real* delta, int64_t rows, int64_t n, double* sums) {
     double loss = 0.0, total = 0.0;
     if (weight) {
         for (int64_t i = 0; i < rows; ++i) {
@@ -314,20 +314,20 @@ inline void weigh(const float* weight, float* value, float* delta, int64_t rows,
 
 // A loss that is a sum or a mean over outputs: value (rows,) and delta (rows, n); terms (rows, n) is scratch.
 template <class Loss>
-void loss_of_terms(const float* logits, const float* target, float* value, float* delta, float* terms, int64_t rows,
+void loss_of_terms(const real* logits, const real* target, real* value, real* delta, real* terms, int64_t rows,
                    int64_t n, const LossNumbers* numbers) {
     loss_numbers = *numbers;
-    const float scale = Loss::term_weight(static_cast<int>(n));
-    const auto each = [scale](const float* z, const float* t, float* terms, float* delta) {
+    const real scale = Loss::term_weight(static_cast<int>(n));
+    const auto each = [scale](const real* z, const real* t, real* terms, real* delta) {
         EACH for (int i = 0; i < LANES; ++i) {
-            float slope;
+            real slope;
             terms[i] = Loss::term(z[i], t[i], slope);
             delta[i] = slope * scale;
         }
     };
     by_vectors(rows * n, each, logits, target, terms, delta);
     for (int64_t i = 0; i < rows; ++i) {
-        float sum = 0.0f;
+        real sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
         for (int64_t j = 0; j < n; ++j) sum += terms[i * n + j];
         value[i] = sum * scale;
@@ -335,10 +335,10 @@ void loss_of_terms(const float* logits, const float* target, float* value, float
 }
 
 // powers = exp(z - the row's largest); value = log of their sums; shifted = z - the row's largest.
-inline void shifted_powers(const float* z, float* shifted, float* powers, int64_t rows, int64_t n) {
+inline void shifted_powers(const real* z, real* shifted, real* powers, int64_t rows, int64_t n) {
     for (int64_t i = 0; i < rows; ++i) {
-        const float* z_row = z + i * n;
-        float largest = z_row[0];
+        const real* z_row = z + i * n;
+        real largest = z_row[0];
 #pragma omp simd reduction(max : largest)
         for (int64_t j = 1; j < n; ++j) largest = z_row[j] > largest ? z_row[j] : largest;
         EACH for (int64_t j = 0; j < n; ++j) shifted[i * n + j] = z_row[j] - largest;
@@ -346,25 +346,25 @@ inline void shifted_powers(const float* z, float* shifted, float* powers, int64_
     exponential(shifted, powers, rows * n);
 }
 
-inline float sum_of(const float* x, int64_t n) {
-    float sum = 0.0f;
+inline real sum_of(const real* x, int64_t n) {
+    real sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
     for (int64_t j = 0; j < n; ++j) sum += x[j];
     return sum;
 }
 
 // -log softmax(z)[t] of a class t, and its derivative; scratch is (rows, n).
-inline void softmax_cross_entropy_of_index(const float* logits, const int64_t* target, float* value, float* delta,
-                                           float* scratch, int64_t rows, int64_t n) {
+inline void softmax_cross_entropy_of_index(const real* logits, const int64_t* target, real* value, real* delta,
+                                           real* scratch, int64_t rows, int64_t n) {
     shifted_powers(logits, scratch, delta, rows, n);
     for (int64_t i = 0; i < rows; ++i) {
-        float* powers = delta + i * n;
+        real* powers = delta + i * n;
         value[i] = sum_of(powers, n);
-        const float inverse = 1.0f / value[i];
+        const real inverse = 1.0f / value[i];
         EACH for (int64_t j = 0; j < n; ++j) powers[j] *= inverse;
         powers[target[i]] -= 1.0f;
     }
-    const auto logarithm = [](float* value) {
+    const auto logarithm = [](real* value) {
         EACH for (int i = 0; i < LANES; ++i) value[i] = logf(value[i]);
     };
     by_vectors(rows, logarithm, value);
@@ -372,14 +372,14 @@ inline void softmax_cross_entropy_of_index(const float* logits, const int64_t* t
 }
 
 // -sum of t log softmax(z) of distributions t (rows, n), and its derivative; scratch is (rows, n).
-inline void softmax_cross_entropy_of_dense(const float* logits, const float* target, float* value, float* delta,
-                                           float* scratch, int64_t rows, int64_t n) {
+inline void softmax_cross_entropy_of_dense(const real* logits, const real* target, real* value, real* delta,
+                                           real* scratch, int64_t rows, int64_t n) {
     shifted_powers(logits, scratch, delta, rows, n);
     for (int64_t i = 0; i < rows; ++i) {
-        float *powers = delta + i * n, *shifted = scratch + i * n;
-        const float* t = target + i * n;
-        const float sum = sum_of(powers, n), mass = sum_of(t, n), factor = mass / sum;
-        float dot = 0.0f;
+        real *powers = delta + i * n, *shifted = scratch + i * n;
+        const real* t = target + i * n;
+        const real sum = sum_of(powers, n), mass = sum_of(t, n), factor = mass / sum;
+        real dot = 0.0f;
 #pragma omp simd reduction(+ : dot)
         for (int64_t j = 0; j < n; ++j) dot += t[j] * shifted[j];
         EACH for (int64_t j = 0; j < n; ++j) powers[j] = powers[j] * factor - t[j];
@@ -388,17 +388,17 @@ inline void softmax_cross_entropy_of_dense(const float* logits, const float* tar
 }
 
 // y = softmax(z); y may be z.
-inline void softmax(const float* z, float* y, int64_t rows, int64_t n) {
+inline void softmax(const real* z, real* y, int64_t rows, int64_t n) {
     shifted_powers(z, y, y, rows, n);
     for (int64_t i = 0; i < rows; ++i) {
-        const float inverse = 1.0f / sum_of(y + i * n, n);
+        const real inverse = 1.0f / sum_of(y + i * n, n);
         EACH for (int64_t j = 0; j < n; ++j) y[i * n + j] *= inverse;
     }
 }
 
 // found = 1 if one of x is infinite or NaN.
-inline void find_infinite(const float* x, int64_t count, int64_t* found) {
-    float sum = 0.0f;
+inline void find_infinite(const real* x, int64_t count, int64_t* found) {
+    real sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
     for (int64_t i = 0; i < count; ++i) sum += x[i] * 0.0f;
     if (sum != 0.0f) *found = 1;
@@ -409,13 +409,13 @@ inline void find_infinite(const float* x, int64_t count, int64_t* found) {
 // Moves parameters w (count,) and their slots, `pitch` elements from each to the next, by one step along the gradient
 // `sum`, which `scale` divides by the batch's weight.
 template <class Rule>
-void update(float* w, const float* sum, float* slots, int64_t pitch, int64_t count, float scale, const float* row,
+void update(real* w, const real* sum, real* slots, int64_t pitch, int64_t count, real scale, const real* row,
             const Hyper* numbers) {
     hyper = *numbers;
-    const float rates[RATES_PER_STEP] = {row[0], row[1], row[2]};
+    const real rates[RATES_PER_STEP] = {row[0], row[1], row[2]};
 #pragma GCC ivdep  // for a loop of `omp simd` the compiler would keep each lane's slots in memory
     for (int64_t i = 0; i < count; ++i) {
-        float value = w[i], slot[Rule::SLOTS > 0 ? Rule::SLOTS : 1];
+        real value = w[i], slot[Rule::SLOTS > 0 ? Rule::SLOTS : 1];
         for (int s = 0; s < Rule::SLOTS; ++s) slot[s] = slots[s * pitch + i];
         step_parameter<Rule>(value, slot, sum[i], scale, rates, penalty_slope(value));
         w[i] = value;

@@ -21,7 +21,7 @@ struct Feed {
     double scale;    // of each input, 0 if none
     const void* targets;  // class numbers, or (rows, target_width)
     int64_t target_width;  // 0: class numbers
-    const float* weights;  // (rows,) or null
+    const real* weights;  // (rows,) or null
     int64_t is_standardized;  // whether inputs are standardized as they are gathered, by whomever
 };
 
@@ -41,7 +41,7 @@ struct TrainingStep {
     const int64_t *batch, *storage;  // the batch's rows in the data set, and in the array of inputs
     uint64_t number, seed;
     double scale, inverse_weight;  // of an update that is called by itself: what `total` finds otherwise
-    float rates[RATES_PER_STEP + 1];
+    real rates[RATES_PER_STEP + 1];
     double loss, weight;  // of the batch, once it is computed
 };
 
@@ -53,15 +53,15 @@ static thread_local double gradient_scale, penalty_scale;
 
 // Copies the batch's rows from `first` on, `count` of them: inputs to x (count, columns), or standardized ones to
 // `standardized` where the feed standardizes, and targets and weights where there are any.
-inline void gather(const Feed* feed, int64_t first, int64_t count, float* x, float* standardized, void* target,
-                   float* weight) {
+inline void gather(const Feed* feed, int64_t first, int64_t count, real* x, real* standardized, void* target,
+                   real* weight) {
     if (!feed->inputs.x) return;
     Copy copy = feed->inputs;
     copy.rows = this_step->storage, copy.first = first, copy.count = count;
     copy.to = reinterpret_cast<char*>(copy.mean ? standardized : x);
-    for (int64_t chunk = 0, chunks = chunks_of(copy); chunk < chunks; ++chunk) copy_chunk(copy, chunk);
+    for (int64_t chunk = 0, chunks = chunks_of<real>(copy); chunk < chunks; ++chunk) copy_chunk<real>(copy, chunk);
     if (feed->scale != 0.0) {
-        const float scale = static_cast<float>(feed->scale);
+        const real scale = static_cast<real>(feed->scale);
         EACH for (int64_t i = 0; i < count * copy.columns; ++i) x[i] *= scale;
     }
     const int64_t *rows = this_step->batch + first, width = feed->target_width;
@@ -71,8 +71,8 @@ inline void gather(const Feed* feed, int64_t first, int64_t count, float* x, flo
             static_cast<int64_t*>(target)[i] = static_cast<const int64_t*>(feed->targets)[rows[i]];
     } else if (target) {
         for (int64_t i = 0; i < count; ++i)
-            memcpy(static_cast<float*>(target) + i * width, static_cast<const float*>(feed->targets) + rows[i] * width,
-                   width * sizeof(float));
+            memcpy(static_cast<real*>(target) + i * width, static_cast<const real*>(feed->targets) + rows[i] * width,
+                   width * sizeof(real));
     }
     if (weight && feed->weights) {
         for (int64_t i = 0; i < count; ++i) weight[i] = feed->weights[rows[i]];
@@ -80,20 +80,20 @@ inline void gather(const Feed* feed, int64_t first, int64_t count, float* x, flo
 }
 
 // As `standardize`, of inputs that `gather` may have standardized.
-inline void standardize_inputs(const Feed* feed, const float* x, const float* mean, const float* scale, float* y,
+inline void standardize_inputs(const Feed* feed, const real* x, const real* mean, const real* scale, real* y,
                                int64_t rows, int64_t n) {
     if (!feed->is_standardized) standardize(x, mean, scale, y, rows, n);
 }
 
 // As `weigh`, by weights where the data set has some.
-inline void weigh_rows(const Feed* feed, const float* weight, float* value, float* delta, int64_t rows, int64_t n,
+inline void weigh_rows(const Feed* feed, const real* weight, real* value, real* delta, int64_t rows, int64_t n,
                        double* sums) {
     weigh(feed->weights ? weight : nullptr, value, delta, rows, n, sums);
 }
 
 // As `dropout`, in this step.
-inline void dropout_step(const float* x, float* mask, float* y, int64_t first, int64_t pitch, int64_t rows, int64_t n,
-                         int64_t layer, int64_t least, float keep) {
+inline void dropout_step(const real* x, real* mask, real* y, int64_t first, int64_t pitch, int64_t rows, int64_t n,
+                         int64_t layer, int64_t least, real keep) {
     const uint64_t seed_and_step[] = {this_step->seed, static_cast<uint64_t>(this_step->number)};
     dropout(x, mask, y, first, pitch, rows, n, seed_and_step, layer, least, keep);
 }
@@ -110,7 +110,7 @@ inline void total(const double* sums, int64_t parts, int64_t tells) {
 }
 
 // sum = the sum of the squares of x, in float64, where the square of no float32 overflows.
-inline void square_sum(const float* x, int64_t count, double* sum) {
+inline void square_sum(const real* x, int64_t count, double* sum) {
     double found = 0.0;
 #pragma omp simd reduction(+ : found)
     for (int64_t i = 0; i < count; ++i) found += static_cast<double>(x[i]) * x[i];
@@ -127,11 +127,11 @@ inline void clip(const double* squares, int64_t parts, double limit) {
 
 // As `update`, by this step's rates and weight.  The penalty `alpha` is over the batch's weight, as the gradient is.
 template <class Rule>
-void update_step(float* w, const float* sum, float* slots, int64_t pitch, int64_t count, double l2, double alpha,
+void update_step(real* w, const real* sum, real* slots, int64_t pitch, int64_t count, double l2, double alpha,
                  const Hyper* numbers) {
     Hyper own = *numbers;
-    own.l2 = static_cast<float>(l2 + alpha * penalty_scale);
-    update<Rule>(w, sum, slots, pitch, count, static_cast<float>(gradient_scale), this_step->rates, &own);
+    own.l2 = static_cast<real>(l2 + alpha * penalty_scale);
+    update<Rule>(w, sum, slots, pitch, count, static_cast<real>(gradient_scale), this_step->rates, &own);
 }
 
 // --- who computes what ---
