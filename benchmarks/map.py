@@ -21,6 +21,7 @@ than the chosen one takes less.  At the end the map is drawn, and the worst poin
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import sys
@@ -131,7 +132,10 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, metavar="N", help="number of the first one (default: 0)")
     parser.add_argument("--seed", default=SEED, metavar="NAME", help="of the draw (default: %(default)s)")
     parser.add_argument("--grid", action="store_true", help="784-w-w-10 over widths and batches, in place of a draw")
-    parser.add_argument("--precision", nargs="+", choices=bench.PRECISIONS, help="points of these precisions alone")
+    parser.add_argument(
+        "--precision", nargs="+", choices=(*bench.PRECISIONS, "float64"),
+        help="points of these precisions alone; float64 is of the CPU, and by itself",
+    )  # fmt: skip
     parser.add_argument("--only", nargs="+", choices=LIBRARIES, metavar="NAME", help="these libraries alone")
     parser.add_argument("--forms", nargs="+", metavar="NAME", help="the peers in these forms")
     parser.add_argument("--backend", choices=BOUNDS, default="cuda")
@@ -156,6 +160,8 @@ def main() -> None:
         return
 
     backend, bounds = arguments.backend, BOUNDS[arguments.backend]
+    if arguments.precision == ["float64"]:
+        bounds = dataclasses.replace(bounds, precisions=("float64",))
     libraries = tuple(dict.fromkeys((OURS, *(arguments.only or LIBRARIES_OF[backend]))))
     numbers = range(arguments.first, arguments.first + arguments.points)
     drawn = list(grid(bounds)) if arguments.grid else [draw(arguments.seed, number, bounds) for number in numbers]

@@ -322,7 +322,8 @@ class ScikitLearn:
             raise NotApplicable("scikit-learn has no such activation, or no dropout")
         x, y = arrays
         self.epochs = epochs
-        self._x = x if workload.scale is None else (x * np.float32(workload.scale)).astype(np.float32)
+        dtype = np.float64 if point.precision == "float64" else np.float32
+        self._x = (x if workload.scale is None else x * dtype(workload.scale)).astype(dtype)
         is_regression = workload.loss == "squared_error"
         self._y = y[:, 0] if is_regression and y.shape[1] == 1 else y
         self._model = (MLPRegressor if is_regression else MLPClassifier)(
@@ -387,7 +388,7 @@ def makers(
 
         def make(form: Any) -> Any:
             if not tensors:
-                tensors.extend(of_torch.on_device(arrays, workload.scale, backend))
+                tensors.extend(of_torch.on_device(arrays, workload.scale, backend, point.precision))
             count = epochs if form.captured else 1
             return of_torch.Contender(workload, form, point.precision, *tensors, epochs=count)
 

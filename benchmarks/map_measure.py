@@ -30,7 +30,12 @@ from mlpgpu import bench
 from mlpgpu.backends import Sampling, get_backend
 from mlpgpu.backends.cuda import CudaBackend
 
-LOSS_TOLERANCES = {"float32": 1e-4, "tf32": 1e-2, "bfloat16": 3e-2}  # relative, of a first epoch's mean loss
+LOSS_TOLERANCES = {  # relative, of a first epoch's mean loss
+    "float64": 1e-6,
+    "float32": 1e-4,
+    "tf32": 1e-2,
+    "bfloat16": 3e-2,
+}
 ERROR_FLOPS = {"cuda": 4e10, "cpu": 4e9}  # of a step: the most of which one in float64 is affordable
 PAUSES = {"cuda": 0.0, "cpu": 0.1}  # before a turn, in which threads of the turn before stop to spin
 PEER_PACKAGES = ("torch", "jax", "scikit-learn")
@@ -239,7 +244,7 @@ def _compile(library: str, module: Any, point: Point, options: Options, end: flo
             with thresholds_of(changed):
                 bench.Epochs(few.trainer(backend=options.backend, precision=point.precision), few.dataset(arrays))
     else:
-        x, y = module.on_device(arrays, few.scale, options.backend)
+        x, y = module.on_device(arrays, few.scale, options.backend, point.precision)
         for form in contenders.torch_forms(module, options.backend, options.forms):
             module.Contender(few, form, point.precision, x, y)()
         module.forget()

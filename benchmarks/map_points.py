@@ -41,6 +41,7 @@ class Bounds:
         weights: the most of a network.
         activations: the most numbers of a batch in any one layer, inputs included.
         data_bytes: the most of a data set in float32.
+        precisions: of which one is drawn.
         rate, least_step: operations a second and seconds, by which the seconds of a step are guessed.
         epoch_seconds, epoch_steps: about how long an epoch is, and its fewest and most steps.
     """
@@ -70,7 +71,7 @@ BOUNDS = {
     "cpu": Bounds(
         inputs=(4, 2048), hidden=(16, 2048), outputs=(1, 1000), batch=(1, 4096),
         flops=4e9, weights=2**22, activations=2**22, data_bytes=2**26, precisions=("float32",),
-        rate={"float32": 5e10}, least_step=1e-4, epoch_seconds=0.05, epoch_steps=(2, 256),
+        rate={"float32": 5e10, "float64": 2.5e10}, least_step=1e-4, epoch_seconds=0.05, epoch_steps=(2, 256),
     ),
 }  # fmt: skip
 

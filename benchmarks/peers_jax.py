@@ -48,6 +48,11 @@ class Algorithm:
     dtype: str
     precision: str
 
+    @property
+    def kept(self) -> str:
+        """The type of parameters, slots and losses."""
+        return "float64" if self.dtype == "float64" else "float32"
+
     def dot(self, a: Any, b: Any) -> Any:
         presets = jax.lax.DotAlgorithmPreset
         chosen = getattr(presets, self.precision) if self.precision in presets.__members__ else self.precision
@@ -62,6 +67,7 @@ ALGORITHMS = {
     ),
     "tf32": (Algorithm("JAX", "float32", "TF32_TF32_F32"),),
     "bfloat16": (Algorithm("JAX", "bfloat16", "default"),),
+    "float64": (Algorithm("JAX", "float64", "highest"),),
 }
 
 
@@ -104,6 +110,7 @@ class Contender:
         self._calls = -(-epochs // self._scanned)
         self.workload, self.epochs = workload, self._scanned * self._calls
         self.algorithm, self._form = algorithm, form
+        jax.config.update("jax_enable_x64", algorithm.dtype == "float64")  # of all contenders of the process
         self._trained = 0  # epochs
         self._compiled: Any = None
         self.ready: Future[None] = Future()  # when it is compiled
@@ -117,7 +124,7 @@ class Contender:
         activation, masks = ACTIVATIONS[self.workload.activation], self._masks(len(h), key)
         for k, (w, b) in enumerate(parameters):
             z = algorithm.dot(h, w) + b.astype(algorithm.dtype)
-            h = activation(z) if k < last else z.astype("float32")
+            h = activation(z) if k < last else z.astype(algorithm.kept)
             if masks and k < last:
                 h = jnp.where(masks[k], h / (1.0 - self.workload.dropout), 0.0).astype(h.dtype)
         if self._is_regression:
@@ -165,7 +172,11 @@ class Contender:
     def _slots(self, parameters: Any) -> Any:
         """The optimizer's slots before the first step."""
         zeros = jax.tree.map(jnp.zeros_like, parameters)
-        return (zeros, jax.tree.map(jnp.zeros_like, parameters), jnp.float32(0)) if self._is_adam else zeros
+        return (
+            (zeros, jax.tree.map(jnp.zeros_like, parameters), jnp.zeros((), self.algorithm.kept))
+            if self._is_adam
+            else zeros
+        )
 
     def _epoch(self, state: Any, order: Any, key: Any, x: Any, y: Any) -> Any:
         """The state after an epoch, and its losses (steps,); ``key`` is of its dropouts."""
@@ -191,7 +202,7 @@ class Contender:
         def epoch(state: Any, number: Any) -> Any:
             key = jax.random.fold_in(jax.random.key(0), first_epoch + number)
             # One sort; JAX's own permutation makes two.
-            shuffled = jnp.argsort(jax.random.bits(key, (self.workload.rows,)))
+            shuffled = jnp.argsort(jax.random.bits(key, (self.workload.rows,), "uint32")).astype("int32")
             # Its generator of hardware's kind takes a fraction of the default one's time.
             dropouts = jax.random.fold_in(jax.random.key(1, impl="unsafe_rbg"), first_epoch + number)
             return self._epoch(state, jnp.where(is_given & (number == 0), given, shuffled), dropouts, x, y)
@@ -211,13 +222,14 @@ class Contender:
         self._compiled = lowered.compile(compiler_options=dict(self._form.options))
 
     def _shape_of_state(self) -> Any:
-        shape = jax.ShapeDtypeStruct
-        parameters = [(shape(w, "float32"), shape(w[1:], "float32")) for w in pairwise(self.workload.widths)]
-        return parameters, (parameters, parameters, shape((), "float32")) if self._is_adam else parameters
+        shape, kept = jax.ShapeDtypeStruct, self.algorithm.kept
+        parameters = [(shape(w, kept), shape(w[1:], kept)) for w in pairwise(self.workload.widths)]
+        return parameters, (parameters, parameters, shape((), kept)) if self._is_adam else parameters
 
     def _shape_of_targets(self, rows: int) -> Any:
         n_out = self.workload.widths[-1]
-        return jax.ShapeDtypeStruct(*(((rows, n_out), "float32") if self._is_regression else ((rows,), "int32")))
+        kept = self.algorithm.kept
+        return jax.ShapeDtypeStruct(*(((rows, n_out), kept) if self._is_regression else ((rows,), "int32")))
 
     def compile_step(self) -> Any:
         """One step by itself, compiled: a function of state, inputs and targets of a batch."""
@@ -245,7 +257,8 @@ class Contender:
         return int(total - stated.alias_size_in_bytes)
 
     def _initial_state(self) -> Any:
-        parameters = [(jnp.asarray(w), jnp.asarray(b)) for w, b in self.workload.initial()]
+        kept = self.algorithm.kept
+        parameters = [(jnp.asarray(w, kept), jnp.asarray(b, kept)) for w, b in self.workload.initial()]
         return parameters, self._slots(parameters)
 
     def start(self, x: Any, y: Any) -> Contender:
@@ -269,8 +282,9 @@ class Contender:
 def on_card(arrays: tuple[np.ndarray, np.ndarray], dtype: str, scale: float | None = None) -> tuple[Any, Any]:
     """A data set for contenders whose algorithm takes inputs of this type, which bytes become here and now."""
     x, y = arrays
-    inputs = jnp.asarray(x, dtype) if scale is None else (jnp.asarray(x).astype("float32") * scale).astype(dtype)
-    return inputs, jnp.asarray(y, "float32" if y.dtype == np.float32 else "int32")
+    kept = "float64" if dtype == "float64" else "float32"
+    inputs = jnp.asarray(x, dtype) if scale is None else (jnp.asarray(x).astype(kept) * scale).astype(dtype)
+    return inputs, jnp.asarray(y, kept if y.dtype == np.float32 else "int32")
 
 
 def compile_all(contenders: Iterable[Contender]) -> None:

@@ -1,8 +1,8 @@
 """PyTorch's ways to train the networks of mlpgpu.bench, and its product of two matrices.
 
-All of them keep parameters and velocities in float32.  "tf32" is the flag by which PyTorch computes float32 products;
-"bfloat16" multiplies in bfloat16, by autocast or by the same casts, and then the inputs lie on the card in bfloat16,
-which is what the first product would make of them anyway.
+All of them keep parameters and velocities in float32, or in float64 where that is the precision.  "tf32" is the flag by
+which PyTorch computes float32 products; "bfloat16" multiplies in bfloat16, by autocast or by the same casts, and then
+the inputs lie on the card in bfloat16, which is what the first product would make of them anyway.
 """
 
 from __future__ import annotations
@@ -107,10 +107,14 @@ class Contender:
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
             self._bytes_before = torch.cuda.memory_allocated()
-        self._x, self._y = x.bfloat16() if precision == "bfloat16" else x, y
+        self._dtype = kept_type(precision)
+        self._x = x.bfloat16() if precision == "bfloat16" else x.to(self._dtype)
+        self._y = y.to(self._dtype) if y.is_floating_point() else y
         self._order = torch.arange(workload.rows, device=self._device)
         self._initial = [
-            torch.tensor(value.T, device=self._device).contiguous() for layer in workload.initial() for value in layer
+            torch.tensor(value.T, dtype=self._dtype, device=self._device).contiguous()
+            for layer in workload.initial()
+            for value in layer
         ]
         make = self._whole_step if form.whole else self._module_step
         self._first_slots: Callable[[], list[Any]]
@@ -118,21 +122,21 @@ class Contender:
         self._gathered = workload.batch_bytes <= MOST_GATHERED_BYTES
         if self._gathered:
             self._epoch_x, self._epoch_y = torch.empty_like(self._x), torch.empty_like(self._y)
-        self._losses = torch.zeros(workload.steps, device=self._device)
+        self._losses = torch.zeros(workload.steps, dtype=self._dtype, device=self._device)
         self._graph: Any = None
         if form.captured:
             self._capture()
 
     def _loss(self, z: Any, target: Any) -> Any:
         if self.workload.loss == "squared_error":
-            return 0.5 / len(z) * torch.nn.functional.mse_loss(z.float(), target, reduction="sum")
-        return torch.nn.functional.cross_entropy(z.float(), target)
+            return 0.5 / len(z) * torch.nn.functional.mse_loss(z.to(self._dtype), target, reduction="sum")
+        return torch.nn.functional.cross_entropy(z.to(self._dtype), target)
 
     def _module_step(self, options: dict[str, Any] | None) -> Callable[[Any, Any], Any]:
         """A step by modules, autograd and an optimizer."""
         modules: list[Any] = []
         for k, (n_in, n_out) in enumerate(pairwise(self.workload.widths)):
-            linear = torch.nn.Linear(n_in, n_out, device=self._device)
+            linear = torch.nn.Linear(n_in, n_out, dtype=self._dtype, device=self._device)
             with torch.no_grad():
                 linear.weight.copy_(self._initial[2 * k])
                 linear.bias.copy_(self._initial[2 * k + 1])
@@ -183,8 +187,8 @@ class Contender:
         """A step as one function on tensors: its gradients by torch.func, its update for all parameters at once."""
         self._parameters = [value.clone() for value in self._initial]
         slots = [[torch.zeros_like(value) for value in self._parameters] for _ in range(2 if self._is_adam else 1)]
-        counter = torch.zeros((), device=self._device)
-        dtype = torch.bfloat16 if self._precision == "bfloat16" else torch.float32
+        counter = torch.zeros((), dtype=self._dtype, device=self._device)
+        dtype = torch.bfloat16 if self._precision == "bfloat16" else self._dtype
         last, dropout = len(self._parameters) - 2, self.workload.dropout
         activation = ACTIVATIONS[self.workload.activation]
 
@@ -256,7 +260,7 @@ class Contender:
         self._begin_again()
         with products_in(self._precision):
             self._step(self._x.index_select(0, rows), self._y.index_select(0, rows))
-        found: list[np.ndarray] = [value.float().cpu().numpy().T for value in self._first_slots()]
+        found: list[np.ndarray] = [value.to(self._dtype).cpu().numpy().T for value in self._first_slots()]
         self._begin_again()
         return found
 
@@ -317,10 +321,17 @@ class Contender:
         return mean_loss(self.workload, losses)
 
 
-def on_device(arrays: tuple[np.ndarray, np.ndarray], scale: float | None = None, device: str = "cuda") -> Any:
-    """A data set for contenders, inputs and targets; bytes become float32 here and now."""
+def on_device(
+    arrays: tuple[np.ndarray, np.ndarray], scale: float | None = None, device: str = "cuda", precision: str = "float32"
+) -> Any:
+    """A data set for contenders, inputs and targets; bytes become numbers here and now."""
     x, y = (torch.from_numpy(array).to(device) for array in arrays)
-    return (x if scale is None else x.float() * scale), y
+    return (x if scale is None else x.to(kept_type(precision)) * scale), y
+
+
+def kept_type(precision: str) -> Any:
+    """The type of what a step keeps, and of losses."""
+    return torch.float64 if precision == "float64" else torch.float32
 
 
 def product_error(product: Product, precision: str) -> float:
