@@ -10,7 +10,7 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -256,6 +256,44 @@ def test_products_of_blas_are_numpys(dtype: np.dtype, rows: int, k: int, n: int)
 
 @needs_loops
 @of_each_type
+@pytest.mark.parametrize("rows", [1, 3, 70, 130])
+@pytest.mark.parametrize(("n_in", "window"), [(1, 1), (5, 5), (9, 4), (60, 33), (300, 9), (2100, 6)])
+def test_locally_connected_layers(dtype: np.dtype, n_in: int, window: int, rows: int) -> None:
+    n, spare = n_in - window + 1, 3  # columns of the arrays that nothing reads or writes
+    x, dz = numbers(dtype, (rows, n_in + spare)), numbers(dtype, (rows, n + spare))
+    w, bias = numbers(dtype, (window, n + spare)), numbers(dtype, (n,))
+    of_x, of_dz, of_w = (array[:, :width].astype(np.float64) for array, width in ((x, n_in), (dz, n), (w, n)))
+    pitches = n_in + spare, n + spare
+    bound = 8.0 * np.finfo(dtype).eps
+
+    def check(found: np.ndarray, terms: Sequence[np.ndarray]) -> None:
+        sums, most = sum(terms), sum(map(np.abs, terms))
+        assert (np.abs(found[:, : sums.shape[1]] - sums) <= bound * len(terms) * most).all()
+        assert (found[:, sums.shape[1] :] == 7.0).all()
+
+    windows = [of_x[:, r : r + n] for r in range(window)]
+    for given, step in ((bias, 1), (bias[:1], 0), (None, 0)):
+        z = np.full((rows, n + spare), 7.0, dtype)
+        call(dtype, "local_forward", x, pitches[0], w, pitches[1], window, given, step, z, pitches[1], rows, n)
+        biases = np.zeros((rows, n)) + (0.0 if given is None else given.astype(np.float64))
+        check(z, [biases, *(seen * each for seen, each in zip(windows, of_w, strict=True))])
+    dw = np.full((window, n + spare), 7.0, dtype)
+    call(dtype, "local_gradient", dz, pitches[1], x, pitches[0], dw, pitches[1], window, rows, n)
+    check(dw, [np.stack([delta * seen[i] for seen in windows]) for i, delta in enumerate(of_dz)])
+    terms = []
+    for r in range(window):
+        terms.append(np.zeros((rows, n_in)))
+        terms[-1][:, r : r + n] = of_dz * of_w[r]
+    for parts in (1, 3):
+        dx, ends = np.full((rows, n_in + spare), 7.0, dtype), [n_in * part // parts for part in range(parts + 1)]
+        for first, end in pairwise(ends):
+            into = dx[:, first:], pitches[0], rows, first, end
+            call(dtype, "local_input_gradient", dz, pitches[1], w, pitches[1], window, n, *into)
+        check(dx, terms)
+
+
+@needs_loops
+@of_each_type
 def test_passes_that_add_copy_and_look(dtype: np.dtype) -> None:
     dz = numbers(dtype, (700, 300))
     sums, turned = np.empty(300, dtype), np.empty((300, 700), dtype)
@@ -291,6 +329,9 @@ def trained(seed: int, dtype: np.dtype = FLOAT32) -> tuple[list[float], dict[str
     draw = np.random.default_rng(seed)
     names, widths = list(ACTIVATIONS), [int(n) for n in draw.integers(1, 70, 2 + seed % 4)]
     layers: list[Any] = [mg.Standardize(widths[0])] if seed % 3 else []
+    if seed % 4 == 2:  # a stack, whose layers share a weight
+        local = mg.LocallyConnected(widths[0] + 6, 4, names[seed % len(names)], bias=("output", "layer", None)[seed % 3])
+        layers = [local, local]
     for place, (n_in, n_out) in enumerate(pairwise(widths)):
         layers.append(mg.Dense(n_in, n_out, names[(seed + place) % len(names)], bias=bool(draw.random() < 0.8)))
         if draw.random() < 0.3:
@@ -300,7 +341,7 @@ def trained(seed: int, dtype: np.dtype = FLOAT32) -> tuple[list[float], dict[str
     n_out = 4 if is_class else 2
     layers.append(mg.Dense(widths[-1], n_out, init="fan_in_uniform"))
     rows = int(draw.integers(20, 200))
-    x = draw.standard_normal((rows, widths[0]))
+    x = draw.standard_normal((rows, widths[0] + 6 * (seed % 4 == 2)))
     y = draw.integers(0, n_out, rows) if is_class else np.abs(draw.standard_normal((rows, n_out))).clip(0, 1)
     weight = draw.uniform(0.5, 2.0, rows) if seed % 2 else None
     optimizer = list(OPTIMIZERS.values())[seed % len(OPTIMIZERS)](

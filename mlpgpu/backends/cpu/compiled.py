@@ -5,7 +5,7 @@ Where one returns None, the operation or these rows of it are left to NumPy (``b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -137,10 +137,39 @@ def activation(work: Workspace, op: ops.Dense, rows: slice) -> Steps:
     y, bias = work.view(op.y, rows), work.arrays[op.bias] if op.bias else None
     if op.activation == "identity" and bias is None:
         return []
-    # Where z is kept for the backward pass, f′(z) takes its place there.
+    return [Call(work.dtype, _activates(op), work.view(op.z or op.y, rows), bias, y, *y.shape)]
+
+
+def _activates(op: ops.Weighted) -> str:
+    """The loop of a layer's activation; where z is kept for the backward pass, f′(z) takes its place there."""
     is_with_slope = op.z and ACTIVATIONS[op.activation].with_slope is not None
-    name = f"activate_with_slope_{op.activation}" if is_with_slope else f"activate_{op.activation}"
-    return [Call(work.dtype, name, work.view(op.z or op.y, rows), bias, y, *y.shape)]
+    return f"activate_with_slope_{op.activation}" if is_with_slope else f"activate_{op.activation}"
+
+
+def _bind_locally_connected(work: Workspace, op: ops.LocallyConnected, rows: slice, shard: int) -> Steps:
+    x, y, z = work.view(op.x, rows), work.view(op.y, rows), work.view(op.z or op.y, rows)
+    weight, bias = work.arrays[op.weight], work.arrays[op.bias] if op.bias else None
+
+    def outputs(part: slice, columns: slice) -> Bound:
+        sums, results = z[part, columns], y[part, columns]
+        biases = (bias, 0) if bias is None or len(bias) == 1 else (bias[columns], 1)
+        windows = x[part, columns.start :], _pitch(x), weight[:, columns], _pitch(weight), len(weight)
+        calls = [Call(work.dtype, "local_forward", *windows, *biases, sums, _pitch(z), *sums.shape)]
+        if op.activation != "identity":
+            # Rows of some of the columns have gaps between them.
+            at_once = len(sums) if sums.shape[1] == y.shape[1] else 1
+            for row in range(0, len(sums), at_once):
+                pieces = sums[row : row + at_once], None, results[row : row + at_once]
+                calls.append(Call(work.dtype, _activates(op), *pieces, at_once, sums.shape[1]))
+        return _as_one(calls)
+
+    return [work.threads.divided(outputs, *y.shape)]
+
+
+def _as_one(calls: Sequence[Call]) -> Bound:
+    """Some calls as one function."""
+    (call,) = joined(calls)
+    return call
 
 
 def _bind_dropout(work: Workspace, op: ops.Dropout, rows: slice, shard: int) -> Steps:
@@ -222,6 +251,40 @@ def _bind_dense_backward(work: Workspace, op: ops.DenseBackward, rows: slice, sh
     return [*steps, *input_gradient(work, op, rows)]
 
 
+def _bind_locally_connected_backward(
+    work: Workspace, op: ops.LocallyConnectedBackward, rows: slice, shard: int
+) -> Steps:
+    dz, x, weight = work.view(op.dz, rows), work.view(op.x, rows), work.arrays[op.weight]
+    n, window = dz.shape[1], len(weight)
+    steps: Steps = []
+    if op.dweight:
+        dweight = work.partial(op.dweight, shard)
+
+        def gradient(_: slice, columns: slice) -> Bound:
+            deltas, out = dz[:, columns], dweight[:, columns]
+            inputs = x[:, columns.start :], _pitch(x)
+            made = out, _pitch(dweight), window, *deltas.shape
+            return _as_one([Call(work.dtype, "local_gradient", deltas, _pitch(dz), *inputs, *made)])
+
+        steps += [work.threads.divided(gradient, 1, n), partial(dweight[:, n:].fill, 0.0)]
+    if op.dbias:
+        dbias = work.partial(op.dbias, shard)
+        is_one = len(dbias) == 1  # of all columns
+        of_columns = np.empty(n, work.dtype) if is_one else dbias[:n]
+        add = partial(np.add.reduce, of_columns, out=dbias, keepdims=True)
+        steps += [column_sums(dz, of_columns), add if is_one else partial(dbias[n:].fill, 0.0)]
+    if op.dx:
+        dx = work.view(op.dx, rows)
+
+        def inputs_gradient(part: slice, columns: slice) -> Bound:
+            out, of_weight = dx[part, columns], (weight, _pitch(weight), window, n)
+            made = out, _pitch(dx), len(out), columns.start, columns.stop
+            return _as_one([Call(work.dtype, "local_input_gradient", dz[part], _pitch(dz), *of_weight, *made)])
+
+        steps.append(work.threads.divided(inputs_gradient, *dx.shape))
+    return steps
+
+
 def _bind_bias_backward(work: Workspace, op: ops.BiasBackward, rows: slice, shard: int) -> Steps:
     return [column_sums(work.view(op.dz, rows), work.partial(op.dbias, shard))]
 
@@ -278,11 +341,13 @@ def moves(work: Workspace, op: ops.Update, gradient: np.ndarray, elements: slice
 _BIND: dict[type[ops.Operation], Callable[[Workspace, Any, slice, int], Steps | None]] = {
     ops.Standardize: _bind_standardize,
     ops.Dense: _bind_dense,
+    ops.LocallyConnected: _bind_locally_connected,
     ops.Dropout: _bind_dropout,
     ops.Loss: _bind_loss,
     ops.Output: _bind_output,
     ops.ActivationBackward: _bind_activation_backward,
     ops.DenseBackward: _bind_dense_backward,
+    ops.LocallyConnectedBackward: _bind_locally_connected_backward,
     ops.BiasBackward: _bind_bias_backward,
     ops.DropoutBackward: _bind_dropout_backward,
 }

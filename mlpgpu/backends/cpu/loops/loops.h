@@ -188,6 +188,85 @@ inline void add_parts(const real* first, int64_t pitch, int64_t parts, real* y, 
     }
 }
 
+// --- locally connected layers ---
+
+constexpr int64_t LOCAL_BLOCK = 1024;  // columns whose sums stay in the first-level cache
+
+// y (count,) += the products of `terms` pairs of arrays, each `a_step` and `b_step` elements behind the pair before, in order.
+__forceinline__ void add_products(real* y, const real* a, int64_t a_step, const real* b, int64_t b_step, int64_t terms,
+                                  int64_t count) {
+    int64_t term = 0;
+    for (; term + 4 <= terms; term += 4, a += 4 * a_step, b += 4 * b_step) {
+        const real *a1 = a + a_step, *a2 = a1 + a_step, *a3 = a2 + a_step;
+        const real *b1 = b + b_step, *b2 = b1 + b_step, *b3 = b2 + b_step;
+        EACH for (int64_t j = 0; j < count; ++j) y[j] = y[j] + a[j] * b[j] + a1[j] * b1[j] + a2[j] * b2[j] + a3[j] * b3[j];
+    }
+    for (; term < terms; ++term, a += a_step, b += b_step) {
+        EACH for (int64_t j = 0; j < count; ++j) y[j] += a[j] * b[j];
+    }
+}
+
+// z_j = bias_j + the sum over r of w_r,j x_j+r, for n columns of some rows.  The bias of a column lies `bias_step` elements
+// behind that of the one before; it may be null.  Rows of the arrays lie so far apart as each pitch says.
+inline void local_forward(const real* x, int64_t x_pitch, const real* w, int64_t w_pitch, int64_t window, const real* bias,
+                          int64_t bias_step, real* z, int64_t z_pitch, int64_t rows, int64_t n) {
+    for (int64_t first = 0; first < n; first += LOCAL_BLOCK) {
+        const int64_t count = n - first < LOCAL_BLOCK ? n - first : LOCAL_BLOCK;
+        for (int64_t i = 0; i < rows; ++i) {
+            real* const to = z + i * z_pitch + first;
+            for (int64_t j = 0; j < count; ++j) to[j] = bias ? bias[(first + j) * bias_step] : real(0);
+            add_products(to, x + i * x_pitch + first, 1, w + first, w_pitch, window, count);
+        }
+    }
+}
+
+// dw_r,j = the sum over rows of dz_j x_j+r, of blocks of rows first, as in `column_sums`, for n columns.
+inline void local_gradient(const real* dz, int64_t dz_pitch, const real* x, int64_t x_pitch, real* dw, int64_t dw_pitch,
+                           int64_t window, int64_t rows, int64_t n) {
+    constexpr int64_t ROWS = 64, COLUMNS = 256;
+    for (int64_t first = 0; first < n; first += COLUMNS) {
+        const int64_t count = n - first < COLUMNS ? n - first : COLUMNS;
+        for (int64_t r = 0; r < window; ++r) memset(dw + r * dw_pitch + first, 0, count * sizeof(real));
+        for (int64_t start = 0; start < rows; start += ROWS) {
+            const int64_t block = rows - start < ROWS ? rows - start : ROWS;
+            const real *from = dz + start * dz_pitch + first, *inputs = x + start * x_pitch + first;
+            for (int64_t r = 0; r < window; ++r) {
+                real part[COLUMNS] = {}, *const to = dw + r * dw_pitch + first;
+                add_products(part, from, dz_pitch, inputs + r, x_pitch, block, count);
+                EACH for (int64_t j = 0; j < count; ++j) to[j] += part[j];
+            }
+        }
+    }
+}
+
+// dx_j = the sum over r of w_r,j-r dz_j-r, for columns `first` to `end` of some rows, to dx; dz and w have n columns.
+inline void local_input_gradient(const real* dz, int64_t dz_pitch, const real* w, int64_t w_pitch, int64_t window, int64_t n,
+                                 real* dx, int64_t dx_pitch, int64_t rows, int64_t first, int64_t end) {
+    for (int64_t begin = first; begin < end; begin += LOCAL_BLOCK) {
+        const int64_t stop = end - begin < LOCAL_BLOCK ? end : begin + LOCAL_BLOCK;
+        for (int64_t i = 0; i < rows; ++i) {
+            const real* const delta = dz + i * dz_pitch;
+            real* const to = dx + i * dx_pitch - first;
+            memset(to + begin, 0, (stop - begin) * sizeof(real));
+            // Which columns all outputs of a window reach, and one by one those that fewer do.
+            const int64_t all = begin > window - 1 ? begin : window - 1, most = stop < n ? stop : n;
+            if (all < most) add_products(to + all, delta + all, -1, w + all, w_pitch - 1, window, most - all);
+            for (int64_t r = 0; r < window; ++r) {
+                const int64_t low = begin > r ? begin : r, high = stop < n + r ? stop : n + r;
+                const auto add = [&](int64_t from, int64_t until) {
+                    if (from < until) add_products(to + from, delta + from - r, 0, w + r * w_pitch + from - r, 0, 1, until - from);
+                };
+                if (all >= most) {
+                    add(low, high);
+                    continue;
+                }
+                add(low, high < all ? high : all);
+                add(low > most ? low : most, high);
+            }
+        }
+    }
+}
+
 // --- activations ---
 
 // y = f(z + bias); y may be z, and bias null.
