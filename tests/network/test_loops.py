@@ -330,7 +330,10 @@ def trained(seed: int, dtype: np.dtype = FLOAT32) -> tuple[list[float], dict[str
     names, widths = list(ACTIVATIONS), [int(n) for n in draw.integers(1, 70, 2 + seed % 4)]
     layers: list[Any] = [mg.Standardize(widths[0])] if seed % 3 else []
     if seed % 4 == 2:  # a stack, whose layers share a weight
-        local = mg.LocallyConnected(widths[0] + 6, 4, names[seed % len(names)], bias=("output", "layer", None)[seed % 3])
+        bias: Any = ("output", "layer", None)[seed % 3]
+        local = mg.LocallyConnected(widths[0] + 6, 4, names[seed % len(names)], bias=bias)
+            widths[0] + 6, 4, names[seed % len(names)], bias=("output", "layer", None)[seed % 3]
+        )
         layers = [local, local]
     for place, (n_in, n_out) in enumerate(pairwise(widths)):
         layers.append(mg.Dense(n_in, n_out, names[(seed + place) % len(names)], bias=bool(draw.random() < 0.8)))

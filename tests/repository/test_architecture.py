@@ -114,7 +114,7 @@ INNER_LEVELS = {
             "__init__",
         ),
     ),
-    "backends/cpu/loops": ("library", "calls", "__init__"),
+    "backends/cpu/loops": ("library", "calls", "shared", "__init__"),
     "backends/cuda": (
         *(
             "kernels",

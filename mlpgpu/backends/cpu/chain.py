@@ -11,8 +11,8 @@ from ... import plan as ops
 from ...plan import Plan
 from .blas import BLAS
 from .compiled import output, rows_product
-from .loops import Call, address_of, joined, library, steps_of
-from .phases import Parts, Phases, equal_parts, helpers_of, is_along_k, only_calls, row_parts, run_steps
+from .loops import Call, Parts, Phases, address_of, helpers_of, joined, library, run_steps, steps_of
+from .phases import equal_parts, is_along_k, only_calls, row_parts
 
 Values = Sequence[np.ndarray | None]  # the parameters or statistics of an operation
 

@@ -5,7 +5,7 @@ Where one returns None, the operation or these rows of it are left to NumPy (``b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -18,7 +18,7 @@ from ...random import least_kept
 from ..constants import hyper_parameters, loss_numbers
 from ..inputs import input_standardize
 from .blas import BLAS
-from .loops import Call, has_loop, joined
+from .loops import Call, has_loop, joined, shared
 from .products import FEW_ROWS_DX, FEW_ROWS_Y, has_few_rows, has_few_rows_of_gradient, is_by_transpose
 from .threads import Bound
 from .workspace import Workspace
@@ -150,7 +150,7 @@ def _bind_locally_connected(work: Workspace, op: ops.LocallyConnected, rows: sli
     x, y, z = work.view(op.x, rows), work.view(op.y, rows), work.view(op.z or op.y, rows)
     weight, bias = work.arrays[op.weight], work.arrays[op.bias] if op.bias else None
 
-    def outputs(part: slice, columns: slice) -> Bound:
+    def outputs(part: slice, columns: slice) -> list[Call]:
         sums, results = z[part, columns], y[part, columns]
         biases = (bias, 0) if bias is None or len(bias) == 1 else (bias[columns], 1)
         windows = x[part, columns.start :], _pitch(x), weight[:, columns], _pitch(weight), len(weight)
@@ -161,15 +161,9 @@ def _bind_locally_connected(work: Workspace, op: ops.LocallyConnected, rows: sli
             for row in range(0, len(sums), at_once):
                 pieces = sums[row : row + at_once], None, results[row : row + at_once]
                 calls.append(Call(work.dtype, _activates(op), *pieces, at_once, sums.shape[1]))
-        return _as_one(calls)
+        return calls
 
-    return [work.threads.divided(outputs, *y.shape)]
-
-
-def _as_one(calls: Sequence[Call]) -> Bound:
-    """Some calls as one function."""
-    (call,) = joined(calls)
-    return call
+    return [shared([outputs(*part) for part in work.threads.parts_of(*y.shape)])]
 
 
 def _bind_dropout(work: Workspace, op: ops.Dropout, rows: slice, shard: int) -> Steps:
@@ -260,13 +254,14 @@ def _bind_locally_connected_backward(
     if op.dweight:
         dweight = work.partial(op.dweight, shard)
 
-        def gradient(_: slice, columns: slice) -> Bound:
+        def gradient(columns: slice) -> list[Call]:
             deltas, out = dz[:, columns], dweight[:, columns]
             inputs = x[:, columns.start :], _pitch(x)
             made = out, _pitch(dweight), window, *deltas.shape
-            return _as_one([Call(work.dtype, "local_gradient", deltas, _pitch(dz), *inputs, *made)])
+            return [Call(work.dtype, "local_gradient", deltas, _pitch(dz), *inputs, *made)]
 
-        steps += [work.threads.divided(gradient, 1, n), partial(dweight[:, n:].fill, 0.0)]
+        parts = [gradient(columns) for _, columns in work.threads.parts_of(0, n)]
+        steps += [shared(parts), partial(dweight[:, n:].fill, 0.0)]
     if op.dbias:
         dbias = work.partial(op.dbias, shard)
         is_one = len(dbias) == 1  # of all columns
@@ -276,12 +271,12 @@ def _bind_locally_connected_backward(
     if op.dx:
         dx = work.view(op.dx, rows)
 
-        def inputs_gradient(part: slice, columns: slice) -> Bound:
+        def inputs_gradient(part: slice, columns: slice) -> list[Call]:
             out, of_weight = dx[part, columns], (weight, _pitch(weight), window, n)
             made = out, _pitch(dx), len(out), columns.start, columns.stop
-            return _as_one([Call(work.dtype, "local_input_gradient", dz[part], _pitch(dz), *of_weight, *made)])
+            return [Call(work.dtype, "local_input_gradient", dz[part], _pitch(dz), *of_weight, *made)]
 
-        steps.append(work.threads.divided(inputs_gradient, *dx.shape))
+        steps.append(shared([inputs_gradient(*part) for part in work.threads.parts_of(*dx.shape)]))
     return steps
 
 

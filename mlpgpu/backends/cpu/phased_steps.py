@@ -12,8 +12,8 @@ from ...plan import Gather
 from ..base import StepLog
 from ..inputs import input_standardize
 from .bindings import bind
-from .loops import address_of, steps_of
-from .phases import Phases, evaluation_phases, helpers_of, run_steps, training_phases
+from .loops import Phases, address_of, helpers_of, run_steps, steps_of
+from .phases import evaluation_phases, training_phases
 from .workspace import Workspace
 
 CALL_SECONDS = 4e-3  # about what a call takes of many steps: nobody who waits for a step's end waits much longer

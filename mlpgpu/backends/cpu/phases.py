@@ -15,14 +15,12 @@ compute (``loops/steps.h``).
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
 
 from ... import plan as ops
-from ..cores import granted_cores
 from .compiled import (
     activation,
     bind_compiled,
@@ -34,7 +32,7 @@ from .compiled import (
     moves,
     rows_product,
 )
-from .loops import Call, library, table_of
+from .loops import Call, Parts, Phases
 from .threads import Bound
 from .workspace import Workspace
 
@@ -47,32 +45,13 @@ ROW_BLOCK = 8  # parts of many rows are multiples of it, as tiles of products ar
 # rows; for n = 362 0.78, 0.83, 1.03; for n = 1024 0.74, 0.88, 1.00; and 24-2000-24 0.93, 1.10, 1.23 at 32, 64 and 100
 # rows.
 ALONG_K_MOST_ROWS, ALONG_K_FROM_WEIGHTS, ALONG_K_BY_SQUARED_ROW, ALONG_K_ROWS_BY_INPUT = 320, 1 << 14, 2, 2
-AWAKE_NANOSECONDS = 200_000  # that helpers wait for the next call, far more than lies between two of a fit
 GRADIENT_BLOCK = 1 << 14  # elements that are made and moved before the next ones, where products need not be larger
 
 # Parts add up gradients of their own, block by block, of plans of at most so many parameters, where the rows of a part
 # take more than so many bytes; a block has so many, or the least rows by which products are fast.
 BLOCKED_PARAMETERS, BLOCK_BYTES, LEAST_BLOCK_ROWS = 1 << 17, 1 << 19, 128
 
-Parts = list[list[Call]]  # the calls of each part of a phase
 Piece = tuple[list[Call], np.ndarray, slice]  # what makes a gradient, where it lies, and which of the plan's it is
-
-
-class Phases:
-    """Calls by phase and part, bound to their arrays; all phases have as many parts, some of which may be empty.
-
-    Attributes:
-        calls: of each part of each phase.
-        address, count: of the structs Phase of ``steps.h``.
-    """
-
-    def __init__(self, phases: Sequence[Parts]) -> None:
-        tables = [[table_of(calls) for calls in parts] for parts in phases]
-        parts = [np.array([(each.ctypes.data, len(each)) for each in row], np.int64) for row in tables]
-        self._table = np.array([each.ctypes.data for each in parts], np.int64)
-        self._kept = tables, parts
-        self.calls = phases
-        self.address, self.count = self._table.ctypes.data, len(phases)
 
 
 def training_phases(work: Workspace, rows: int) -> Phases:
@@ -106,26 +85,6 @@ def is_along_k(rows: int, shape: tuple[int, ...], parts: int) -> bool:
     k, n = shape
     is_large = k >= parts and k * n >= max(ALONG_K_FROM_WEIGHTS, ALONG_K_BY_SQUARED_ROW * rows**2)
     return parts > 1 and is_large and rows <= min(ALONG_K_MOST_ROWS, ALONG_K_ROWS_BY_INPUT * k)
-
-
-def helpers_of(parts: int) -> int:
-    """How many threads help with phases of so many parts: no more than the process may use, with the one that calls."""
-    return min(parts, _cores()) - 1
-
-
-@functools.cache
-def _cores() -> int:
-    return granted_cores()
-
-
-def run_steps(dtype: np.dtype, steps: np.ndarray, count: int, parts: int, helpers: int, finished: np.ndarray) -> None:
-    """Compute the first ``count`` of ``steps`` (any,), in a type of numbers, whose phases have so many parts.
-
-    ``finished`` (1,) int64 is then set to ``count``.
-    """
-    found = library(dtype)
-    assert found is not None
-    found.run_steps(steps.ctypes.data, count, parts, helpers, AWAKE_NANOSECONDS, finished.ctypes.data)
 
 
 class _Cut:

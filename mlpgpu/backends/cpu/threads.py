@@ -109,18 +109,20 @@ class Threads:
         """Call functions side by side."""
         _call_each([[call] for call in calls], self.count)
 
-    def divided(self, bind: Callable[[slice, slice], Bound], rows: int, columns: int) -> Bound:
-        """What ``bind(rows, columns)`` gives for each thread's part of a (rows, columns) array, to be called at once.
+    def parts_of(self, rows: int, columns: int) -> list[tuple[slice, slice]]:
+        """Each thread's part of a (rows, columns) array.
 
         Parts are ranges of whole rows, which a pass takes faster than pieces of rows, unless there are too few.
         """
         count = self._local_threads
         if rows >= count:
-            parts = [(part, slice(0, columns)) for part in _ranges(rows, count)]
-        else:
-            parts = [(slice(0, rows), part) for part in _ranges(columns, min(count, columns))]
-        calls = [[bind(*part)] for part in parts]
-        return calls[0][0] if len(calls) == 1 else partial(_call_each, calls, count)
+            return [(part, slice(0, columns)) for part in _ranges(rows, count)]
+        return [(slice(0, rows), part) for part in _ranges(columns, min(count, columns))]
+
+    def divided(self, bind: Callable[[slice, slice], Bound], rows: int, columns: int) -> Bound:
+        """What ``bind(rows, columns)`` gives for each thread's part of a (rows, columns) array, as one function."""
+        calls = [[bind(*part)] for part in self.parts_of(rows, columns)]
+        return calls[0][0] if len(calls) == 1 else partial(_call_each, calls, self._local_threads)
 
 
 def _call_each(lists: list[list[Bound]], threads: int) -> None:
