@@ -332,8 +332,6 @@ def trained(seed: int, dtype: np.dtype = FLOAT32) -> tuple[list[float], dict[str
     if seed % 4 == 2:  # a stack, whose layers share a weight
         bias: Any = ("output", "layer", None)[seed % 3]
         local = mg.LocallyConnected(widths[0] + 6, 4, names[seed % len(names)], bias=bias)
-            widths[0] + 6, 4, names[seed % len(names)], bias=("output", "layer", None)[seed % 3]
-        )
         layers = [local, local]
     for place, (n_in, n_out) in enumerate(pairwise(widths)):
         layers.append(mg.Dense(n_in, n_out, names[(seed + place) % len(names)], bias=bool(draw.random() < 0.8)))
