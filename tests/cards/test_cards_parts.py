@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from epochs import BATCH_SIZE, Epoch
-from helpers import EPS32
+from helpers import EPS32, numpy_alone
 from lockstep import MODES, Deadlock, Lockstep
 
 import mlpgpu as mg
@@ -189,15 +189,18 @@ def test_the_bits_follow_from_the_number_of_parts(name: str, count: int, monkeyp
     assert np.isfinite(expected[0]).all() and (expected[0] != epoch.state.parameters[0]).any()
     for place, ranks in enumerate(range(2, count + 1)):
         assert_equal(train(epoch, count, ranks, monkeypatch, mode=MODES[place % len(MODES)]), expected)
-    (oracle, losses, predictions), (cpu, cpu_losses, cpu_predictions) = map(epoch.on_cpu, ("float64", "float32"))
+    oracle, losses, predictions = epoch.on_cpu("float64")
     if name in ROUNDED:
         np.testing.assert_allclose(expected[0], oracle.parameters[0], atol=0.05)
         return
-    of_cpu = cpu.parameters[0], cpu.slots[:, 0], cpu_losses, cpu_predictions
+    # Float32 of the CPU twice: roundings grow as they happen to, by NumPy's passes and by compiled loops.
+    with numpy_alone():
+        by_numpy = epoch.on_cpu("float32")
+    of_cpu = [(state.parameters[0], state.slots[:, 0], *rest) for state, *rest in (by_numpy, epoch.on_cpu("float32"))]
     exact = oracle.parameters[0], oracle.slots[:, 0], losses, predictions
-    for got, other, true in zip(expected, of_cpu, exact, strict=True):
+    for got, true, *others in zip(expected, exact, *of_cpu, strict=True):
         if got.size:
-            error = max(abs(other - true).max(), 4 * EPS32 * abs(true).max())
+            error = max(*(abs(other - true).max() for other in others), 4 * EPS32 * abs(true).max())
             assert abs(got - true).max() <= 8 * error
 
 

@@ -36,7 +36,7 @@ from killed_runs import Unbroken, killed, latest, run_with_checkpoint
 from random_runs import CHECKPOINTS, RandomRun, differences, outcome
 
 import mlpgpu as mg
-from mlpgpu.errors import TornStateError
+from mlpgpu.errors import BackendError, TornStateError
 from mlpgpu.training import interrupt
 
 PACKAGE = str(Path(mg.__file__).parent)
@@ -118,6 +118,10 @@ def broken_off(run: RandomRun, folder: Path, chance: random.Random, breaks: Brea
                     ends = "stopped"
         except (KeyboardInterrupt, MemoryError, SystemExit):
             ends = "raised"
+        except BackendError as error:
+            if not isinstance(error.__cause__, MemoryError):
+                raise
+            ends = "raised"  # while a program was made
         if ends == "finished":
             return found + _check(run, trainer, folder)
         left -= 1
