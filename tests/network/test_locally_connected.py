@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -56,6 +56,23 @@ def test_a_stack_shrinks_on_the_first_columns_of_its_weights() -> None:
         n = width - WINDOW + 1
         expected = np.tanh(expected @ band(weight[:, :n], width) + 0.005)
     np.testing.assert_allclose(network.forward(y), expected, rtol=1e-13)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "gelu"])  # whose backward passes read y, and z
+@pytest.mark.parametrize("batch_size", [1, 2, 7])
+def test_threads_share_rows_or_columns_with_the_bits_of_one(batch_size: int, activation: str) -> None:
+    random = np.random.default_rng(7)
+    data = mg.Dataset(random.normal(size=(7, 2100)).astype(np.float32), random.normal(size=(7, 2092)))
+
+    def trained(threads: int) -> np.ndarray:
+        layers = [mg.LocallyConnected(2100, 5, activation), mg.LocallyConnected(2096, 5, activation, bias="layer")]
+        network = mg.Network(layers, seed=3)
+        options: Any = {"batch_size": batch_size, "backend": "cpu", "threads": threads}
+        mg.Trainer(network, "mean_squared_error", mg.Adam(0.02), **options).fit(data, 3, progress=False)
+        return network.flat_parameters()
+
+    for threads in (2, 3):
+        np.testing.assert_array_equal(trained(threads), trained(1))
 
 
 def test_a_stack_learns_and_is_saved(tmp_path: Path) -> None:

@@ -129,9 +129,10 @@ def _products(library: ctypes.CDLL, prefix: str, suffix: str) -> dict[np.dtype, 
     described.restype = ctypes.c_char_p
     bits, found = 64 if b"USE64BITINT" in (described() or b"") else 32, {}
     for letter, dtype in ("s", np.float32), ("d", np.float64):
-        functions = [getattr(library, f"{prefix}cblas_{letter}{name}{suffix}", None) for name in ("gemm", "gemv")]
-        if None not in functions:
-            gemm, gemv = (ctypes.cast(each, ctypes.c_void_p).value or 0 for each in functions)  # type: ignore[arg-type]
+        functions = (getattr(library, f"{prefix}cblas_{letter}{name}{suffix}", None) for name in ("gemm", "gemv"))
+        addresses = [ctypes.cast(each, ctypes.c_void_p).value or 0 for each in functions if each is not None]
+        if len(addresses) == 2:
+            gemm, gemv = addresses
             found[np.dtype(dtype)] = Products(gemm, gemv, bits)
     return found
 

@@ -137,10 +137,10 @@ def activation(work: Workspace, op: ops.Dense, rows: slice) -> Steps:
     y, bias = work.view(op.y, rows), work.arrays[op.bias] if op.bias else None
     if op.activation == "identity" and bias is None:
         return []
-    return [Call(work.dtype, _activates(op), work.view(op.z or op.y, rows), bias, y, *y.shape)]
+    return [Call(work.dtype, _activation_loop(op), work.view(op.z or op.y, rows), bias, y, *y.shape)]
 
 
-def _activates(op: ops.Weighted) -> str:
+def _activation_loop(op: ops.Weighted) -> str:
     """The loop of a layer's activation; where z is kept for the backward pass, f′(z) takes its place there."""
     is_with_slope = op.z and ACTIVATIONS[op.activation].with_slope is not None
     return f"activate_with_slope_{op.activation}" if is_with_slope else f"activate_{op.activation}"
@@ -160,10 +160,10 @@ def _bind_locally_connected(work: Workspace, op: ops.LocallyConnected, rows: sli
             at_once = len(sums) if sums.shape[1] == y.shape[1] else 1
             for row in range(0, len(sums), at_once):
                 pieces = sums[row : row + at_once], None, results[row : row + at_once]
-                calls.append(Call(work.dtype, _activates(op), *pieces, at_once, sums.shape[1]))
+                calls.append(Call(work.dtype, _activation_loop(op), *pieces, at_once, sums.shape[1]))
         return calls
 
-    return [shared([outputs(*part) for part in work.threads.parts_of(*y.shape)])]
+    return [shared([outputs(*part) for part in work.threads.parts_of_array(*y.shape)])]
 
 
 def _bind_dropout(work: Workspace, op: ops.Dropout, rows: slice, shard: int) -> Steps:
@@ -260,7 +260,7 @@ def _bind_locally_connected_backward(
             made = out, _pitch(dweight), window, *deltas.shape
             return [Call(work.dtype, "local_gradient", deltas, _pitch(dz), *inputs, *made)]
 
-        parts = [gradient(columns) for _, columns in work.threads.parts_of(0, n)]
+        parts = [gradient(columns) for _, columns in work.threads.parts_of_array(0, n)]
         steps += [shared(parts), partial(dweight[:, n:].fill, 0.0)]
     if op.dbias:
         dbias = work.partial(op.dbias, shard)
@@ -276,7 +276,7 @@ def _bind_locally_connected_backward(
             made = out, _pitch(dx), len(out), columns.start, columns.stop
             return [Call(work.dtype, "local_input_gradient", dz[part], _pitch(dz), *of_weight, *made)]
 
-        steps.append(shared([inputs_gradient(*part) for part in work.threads.parts_of(*dx.shape)]))
+        steps.append(shared([inputs_gradient(*part) for part in work.threads.parts_of_array(*dx.shape)]))
     return steps
 
 

@@ -109,7 +109,7 @@ class Threads:
         """Call functions side by side."""
         _call_each([[call] for call in calls], self.count)
 
-    def parts_of(self, rows: int, columns: int) -> list[tuple[slice, slice]]:
+    def parts_of_array(self, rows: int, columns: int) -> list[tuple[slice, slice]]:
         """Each thread's part of a (rows, columns) array.
 
         Parts are ranges of whole rows, which a pass takes faster than pieces of rows, unless there are too few.
@@ -121,7 +121,7 @@ class Threads:
 
     def divided(self, bind: Callable[[slice, slice], Bound], rows: int, columns: int) -> Bound:
         """What ``bind(rows, columns)`` gives for each thread's part of a (rows, columns) array, as one function."""
-        calls = [[bind(*part)] for part in self.parts_of(rows, columns)]
+        calls = [[bind(*part)] for part in self.parts_of_array(rows, columns)]
         return calls[0][0] if len(calls) == 1 else partial(_call_each, calls, self._local_threads)
 
 

@@ -1,6 +1,6 @@
-// A step's and a prediction's passes over numbers as loops, over the structs of cuda/math/ that the kernels are made of, in
-// float32, or in float64 where `real` is double.  A processor's vector instructions take several numbers at a time, and threads run side by side, since
-// nothing here needs Python.
+// A step's and a prediction's passes over numbers as loops, over the structs of cuda/math/ that the kernels are made of.
+// They compute in float32, or in float64 where `real` is double.  A processor's vector instructions take several numbers
+// at a time, and threads run side by side, since nothing here needs Python.
 //
 // Arrays are row-major: rows are samples, of n columns.  Where y may be z, loops say so.
 #pragma once
@@ -56,7 +56,8 @@ __forceinline__ void by_vectors(int64_t count, const Compute& compute, Numbers*.
 
 using Transposed = bool;
 
-// c (m, n) = a b, or c += a b if it `adds`.  Integer is that of the BLAS, whose function cblas_sgemm or cblas_dgemm `gemm` points to.
+// c (m, n) = a b, or c += a b if it `adds`.  `gemm` points to BLAS's cblas_sgemm or cblas_dgemm, and Integer is the type of
+// its integers.
 template <class Integer>
 void product(void* gemm, Transposed a_is, Transposed b_is, int64_t m, int64_t n, int64_t k, const real* a, int64_t lda,
              const real* b, int64_t ldb, real* c, int64_t ldc, int64_t adds) {
@@ -70,8 +71,8 @@ void product(void* gemm, Transposed a_is, Transposed b_is, int64_t m, int64_t n,
 }
 
 // result = matrix vector, or its transpose's product, or result += that if it `adds`, of a matrix (rows, columns) whose
-// rows lie `pitch` elements apart, by BLAS's cblas_sgemv or cblas_dgemv, which `gemv` points to: its product of matrices takes up to eight times as
-// long.
+// rows lie `pitch` elements apart.  `gemv` points to BLAS's cblas_sgemv or cblas_dgemv; its product of matrices takes up to
+// eight times as long.
 template <class Integer>
 void vector_product(void* gemv, Transposed is_transposed, int64_t rows, int64_t columns, const real* matrix, int64_t pitch,
                     const real* vector, real* result, int64_t adds) {
@@ -207,7 +208,7 @@ __forceinline__ void add_products(real* y, const real* a, int64_t a_step, const 
 }
 
 // z_j = bias_j + the sum over r of w_r,j x_j+r, for n columns of some rows.  The bias of a column lies `bias_step` elements
-// behind that of the one before; it may be null.  Rows of the arrays lie so far apart as each pitch says.
+// behind that of the one before; it may be null.  Each pitch is the distance from one row of its array to the next.
 inline void local_forward(const real* x, int64_t x_pitch, const real* w, int64_t w_pitch, int64_t window, const real* bias,
                           int64_t bias_step, real* z, int64_t z_pitch, int64_t rows, int64_t n) {
     for (int64_t first = 0; first < n; first += LOCAL_BLOCK) {
@@ -248,7 +249,8 @@ inline void local_input_gradient(const real* dz, int64_t dz_pitch, const real* w
             const real* const delta = dz + i * dz_pitch;
             real* const to = dx + i * dx_pitch - first;
             memset(to + begin, 0, (stop - begin) * sizeof(real));
-            // Which columns all outputs of a window reach, and one by one those that fewer do.
+            // Columns from `all` to `most` are seen by a whole window of outputs.  Fewer outputs see those on either side,
+            // which are added weight by weight.
             const int64_t all = begin > window - 1 ? begin : window - 1, most = stop < n ? stop : n;
             if (all < most) add_products(to + all, delta + all, -1, w + all, w_pitch - 1, window, most - all);
             for (int64_t r = 0; r < window; ++r) {

@@ -45,9 +45,10 @@ def _cores() -> int:
 
 
 def run_steps(dtype: np.dtype, steps: np.ndarray, count: int, parts: int, helpers: int, finished: np.ndarray) -> None:
-    """Compute the first ``count`` of ``steps`` (any,), in a type of numbers, whose phases have so many parts.
+    """Compute the first ``count`` of ``steps``, an array of :func:`steps_of`, by the loops over numbers of ``dtype``.
 
-    ``finished`` (1,) int64 is then set to ``count``.
+    Their phases have so many ``parts`` each, which ``helpers`` threads share with the calling one.  Afterwards
+    ``finished`` (1,) int64 is ``count``.
     """
     found = library(dtype)
     assert found is not None
