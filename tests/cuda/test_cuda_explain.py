@@ -156,10 +156,8 @@ def test_flops_are_those_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     few_rows = wide.lower(capacity=30, loss="huber", optimizer=OPTIMIZERS["Adam"](0.1), precision="tf32")
     tall = mg.Network([mg.Dense(3000, 40, "relu"), mg.Dense(40, 5)], seed=1)
     apart = tall.lower(capacity=1000, loss="huber", optimizer=OPTIMIZERS["Adam"](0.1), precision="tf32")
-    along_rows = wide.lower(capacity=4, loss="huber", optimizer=OPTIMIZERS["Adam"](0.1), precision="tf32")
-    named = many_rows, one_wave, by_rows, few_rows, along_rows, apart
+    named = many_rows, one_wave, by_rows, few_rows, apart
     monkeypatch.setattr(thresholds, "INPUT_LAYER_IS_APART", True)
-    monkeypatch.setattr(thresholds, "ALONG_ROWS_IS_USED", True)
     for seed, step in enumerate([*(any_plan(Random(seed)) for seed in range(250)), *named]):
         shards = [rows.stop - rows.start for rows in step.shard_rows(step.capacity)]
         of_step, of_evaluation = (

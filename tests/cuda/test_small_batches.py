@@ -733,30 +733,6 @@ def test_an_epoch_that_keeps_the_whole_batch(case: str, by_order: bool, monkeypa
     check_exact(epoch, host)
 
 
-@pytest.mark.parametrize("case", FEW_ROWS)
-def test_an_epoch_of_passes_along_rows(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"WHOLE_BATCH_LEAST_WEIGHTS": 1, "ROW_STEP_IS_USED": False, "ALONG_ROWS_IS_USED": True}.items():
-        monkeypatch.setattr(thresholds, name, value)
-    layers, options = FEW_ROWS[case]
-    epoch = Epoch(layers, options, precision="float32-ieee")
-    host = HostProgram(epoch.plan, epoch.data, epoch.sampling, arch="sm_90a")
-    made = [launch.entry.name for shard in host.low.shards for launch in shard]
-    assert not any("backward_whole_batch" in name for name in made)
-    is_stored = case in ("a norm comes between", "shards")
-    assert any(name.startswith("dense_backward_along_rows") for name in made) != is_stored
-    check_exact(epoch, host)
-
-
-@pytest.mark.parametrize(
-    ("rows", "n", "along"), [(1, 8192, 1), (1, 8193, 0), (2, 70, 2), (3, 4097, 0), (8, 3072, 8), (9, 70, 0)]
-)
-def test_which_steps_go_along_rows(rows: int, n: int, along: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert dense_path(3000, n, of(rows)).update.along_rows == 0
-    monkeypatch.setattr(thresholds, "ALONG_ROWS_IS_USED", True)
-    path = dense_path(3000, n, of(rows))
-    assert path.dx == path.update and path.update.along_rows == along and path.forward.along_rows == 0
-
-
 @pytest.mark.parametrize("precision", ["bfloat16", "tf32", "float32"])
 @pytest.mark.parametrize("case", FEW_ROWS)
 def test_an_epoch_of_passes_on_tensor_cores(case: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:

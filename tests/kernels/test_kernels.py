@@ -356,24 +356,6 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "static_cast<unsigned>(row) % 1 * n)",
         kernels.dense_backward_whole_batch("SGD", kernels.WHOLE_BATCHES[0]),
     ),
-    "along rows of W that begin anywhere, deltas a column off": (
-        "whole_batch/along_rows.cuh",
-        "const int skipped = 3 - lead;",
-        "const int skipped = 3 - lead / 2 * 2;",
-        kernels.dense_backward_along_rows("SGD", 2),
-    ),
-    "a row of W that a team's vectors share moved twice": (
-        "whole_batch/along_rows.cuh",
-        "return column + c >= 0 && column + c < n;",
-        "return column + c >= -1 && column + c < n;",
-        kernels.dense_backward_along_rows("Momentum", 1),
-    ),
-    "sums of dx of a team's first warp alone": (
-        "whole_batch/along_rows.cuh",
-        "for (int other = 1; other < warps; ++other)",
-        "for (int other = 1; other < 1; ++other)",
-        kernels.dense_backward_along_rows("Adam", 4),
-    ),
     "what lies behind a row of dz not cleared": (
         "whole_batch/copies.cuh",
         "    if (left >= 4) {",

@@ -27,7 +27,7 @@ from .row_step import row_step_cases
 from .rows import row_cases
 from .tensor import tensor_cases
 from .updates import step_cases
-from .whole_batch import along_rows_cases, tensor_whole_batch_cases, whole_batch_cases
+from .whole_batch import tensor_whole_batch_cases, whole_batch_cases
 
 
 @cache
@@ -48,6 +48,5 @@ def all_cases() -> tuple[Case, ...]:
         *row_step_cases(),
         *input_layer_cases(),
         *whole_batch_cases(),
-        *along_rows_cases(),
         *tensor_whole_batch_cases(),
     )

@@ -181,12 +181,8 @@ def dense_backward_whole_batch(
     plain: bool = False,
     fetched: bool = False,
     rate: float = 0.0,
-    along_rows: bool = False,
 ) -> Case:
-    """``plain`` is without a bias; dx follows the weight from before its step; ``components`` on tensor cores.
-
-    Blocks of plain cores move along rows of W, or keep some of them.
-    """
+    """``plain`` is without a bias; dx follows the weight from before its step; ``components`` on tensor cores."""
     (x, given), dz = input_of(batch, k, fetched=fetched), batch.rows_of(1 - normal(batch.capacity, n))
     error = PRODUCT_ERRORS.get(components, 0.0)
     gradients = weight_gradient(x, dz, batch.part, error)
@@ -215,10 +211,6 @@ def dense_backward_whole_batch(
         if has_dx:
             outputs["fragments"] = _left(outputs["dx"], batch, components)
             args["fragments"] = _unwritten(of_x.shape)
-    elif along_rows:
-        entry = kernels.dense_backward_along_rows(rule, most)
-        grid, args["threads"] = kernels.along_rows_grid(k, n, most, multiprocessors, has_dx=has_dx)
-        warps = f"-{args['threads']}"
     else:
         entry = kernels.dense_backward_whole_batch(rule, most)
         grid, args["column_warps"] = kernels.whole_batch_backward_grid(k, n, most, multiprocessors, has_dx=has_dx)
@@ -267,28 +259,6 @@ def whole_batch_cases() -> Iterator[Case]:
     for rule, most in product(kernels.RULES, kernels.WHOLE_BATCHES):
         yield dense_backward_whole_batch(rule, most, whole(most), 9, 37, activation=None)
     yield dense_backward_whole_batch("AdamW", LARGEST, whole(LARGEST), 5, 2000, has_dx=False)  # blocks share columns
-
-
-def along_rows_cases() -> Iterator[Case]:
-    # Around the borders of vectors, groups, teams and blocks; rows begin anywhere where a width is no multiple of 4.
-    sizes = [(1, 1), (3, 2), (4, 4), (5, 7), (15, 31), (16, 64), (70, 130), (131, 33), (33, 515), (9, 1031), (6, 2100)]
-    for most in kernels.ALONG_ROWS:
-        options: dict[str, Any] = {"along_rows": True}
-        for (k, n), has_dx in product(sizes, (False, True)):
-            rule = "Adam" if k % 2 else "Momentum"
-            yield dense_backward_whole_batch(rule, most, whole(most), k, n, has_dx=has_dx, plain=k % 3 == 0, **options)
-        for batch in batches(most):
-            yield dense_backward_whole_batch("SGD", most, batch, 36, 141, fetched=True, **options)
-            yield dense_backward_whole_batch("SGD", most, batch, 21, 42, rate=0.3, **options)
-        for multiprocessors in (1, 5, 40):  # rounds of a team, and parts of a row where nobody reads dx
-            options = {"along_rows": True, "multiprocessors": multiprocessors}
-            yield dense_backward_whole_batch("RMSprop", most, whole(most), 70, 900, **options)
-            yield dense_backward_whole_batch("Nesterov", most, whole(most), 5, 1500, has_dx=False, **options)
-    options = {"along_rows": True}
-    for activation in ACTIVATIONS:
-        yield dense_backward_whole_batch("SGD", 2, whole(2), 21, 20, activation=activation, **options)
-    for rule, most in product(kernels.RULES, kernels.ALONG_ROWS):
-        yield dense_backward_whole_batch(rule, most, whole(most), 9, 37, activation=None, **options)
 
 
 def tensor_whole_batch_cases() -> Iterator[Case]:

@@ -12,10 +12,6 @@ WHOLE_BATCHES = (8, 16, 32)  # the most rows of WholeBatchForward and WholeBatch
 WHOLE_BATCH_SPLITS = (1, 2, 4, 8)  # blocks of a cluster that share the slices of the forward pass
 WHOLE_BATCH_WARPS, WHOLE_BATCH_COLUMNS = 4, 64  # of a block of the backward pass; of W, that a warp moves at a time
 
-# The most columns of W for at most so many rows of AlongRows; threads of its blocks, and blocks of a multiprocessor.
-ALONG_ROWS = {1: 8192, 2: 8192, 4: 4096, 8: 3072}
-_ALONG_THREADS, _ALONG_BLOCKS = 256, 2
-
 # Rows and columns of a fragment of the batch (whole_batch/fragments.cuh).
 FRAGMENT = 16
 
@@ -129,37 +125,6 @@ def whole_batch_backward_grid(
     across = blocks(warps)
     down = 1 if has_dx else max(1, min(ceil_div(slices, warps), room // across))
     return (across, down, 1), warps
-
-
-def dense_backward_along_rows(rule: str, rows: int) -> Entry:
-    """What :func:`dense_backward_whole_batch` makes, for at most so many rows, of ALONG_ROWS, and so many columns."""
-    signature = f"{ROWS}, {update_signature(rule)}, {_INPUT_GRADIENT}, {_SIZES}, int threads, {DROPOUT}"
-    name, block = "dense_backward_along_rows", f"AlongRows<{rows}>"
-    sums = 2 * _ALONG_THREADS // WARP * rows * _along_group(rows)
-    return Entry(
-        f"{name}_{rule}_{rows}", "whole_batch/along_rows.cuh", f"{name}<{rule}Rule, {block}>", arguments(signature),
-        _ALONG_THREADS, 4 * (rows * (4 + ALONG_ROWS[rows] + 8) + sums),
-        blocks=_ALONG_BLOCKS, needs="sm_90a", constants=True, prefetched=(("weight", 0), ("weight_slots", 0)),
-        spill_bytes=96 if rows == 8 else 0,
-        products=(DENSE_PRODUCT, replace(DENSE_PRODUCT, when=("dx",))), block=block,
-    )  # fmt: skip
-
-
-def _along_group(rows: int) -> int:
-    """Rows of W that a team takes at a time."""
-    return 2 if rows > 2 else 4
-
-
-def along_rows_grid(
-    k: int, n: int, rows: int, multiprocessors: int, *, has_dx: bool
-) -> tuple[tuple[int, int, int], int]:
-    """Blocks of such a pass over a weight (k, n), and the threads of a team, no more than a row has vectors."""
-    threads, vectors, room = WARP, ceil_div(n + 3, 4), _ALONG_BLOCKS * multiprocessors
-    while threads < _ALONG_THREADS and 2 * threads <= vectors:
-        threads *= 2
-    across = min(room, ceil_div(ceil_div(k, _along_group(rows)), _ALONG_THREADS // threads))
-    down = 1 if has_dx else max(1, min(ceil_div(vectors, threads), room // across))
-    return (across, down, 1), threads
 
 
 def tensor_whole_batch(rows: int, components: int) -> int:
@@ -281,7 +246,6 @@ def whole_batch_entries() -> list[Entry]:
     return [
         *(dense_forward_whole_batch(*shape, split) for shape in columns for split in splits),
         *(dense_backward_whole_batch(rule, rows) for rule in RULES for rows in plain),
-        *(dense_backward_along_rows(rule, rows) for rule in RULES for rows in ALONG_ROWS),
         *(batch_fragments(components) for components in TENSOR_WHOLE_BATCHES),
         *(dense_forward_tensor_whole_batch(*shape, split) for shape in tensor for split in splits),
         *(dense_backward_tensor_whole_batch(rule, *shape) for rule in RULES for shape in tensor),

@@ -53,7 +53,7 @@ def predicted_seconds(launch: Launch, rows: int, multiprocessors: int, rates: Pe
         assert isinstance(k, int) and isinstance(n, int)
         of_pass = whole_batch_clocks(launch.entry, launch.grid, k, n, rows, multiprocessors) / CLOCKS
         return LAUNCH_SECONDS + max(10 / WHOLE_BATCH_TENTHS * least, of_pass)
-    if "_whole_batch" in function or "_along_rows" in function:
+    if "_whole_batch" in function:
         return LAUNCH_SECONDS + 10 / WHOLE_BATCH_TENTHS * least
     if launch.entry.name.startswith("head"):
         return max(HEAD_SECONDS, least, OTHER_SECONDS + _head_clocks(launch, rows, multiprocessors) / CLOCKS)

@@ -170,8 +170,7 @@ class WholeBatch:
     """Products of few rows by one pass over W, whose blocks keep at most ``rows`` rows; dx and the update are one.
 
     ``split`` blocks of a forward product have the same ``columns``, each a part of k.  Tensor cores multiply so many
-    ``components`` of a number, or none where plain cores multiply.  Teams of threads go back along rows of W, for at
-    most ``along_rows`` rows, unless these are 0.
+    ``components`` of a number, or none where plain cores multiply.
     """
 
     rows: int
@@ -179,11 +178,8 @@ class WholeBatch:
     columns: int = 16
     split: int = 1
     components: int = 0
-    along_rows: int = 0
 
     def __str__(self) -> str:
-        if self.along_rows:
-            return f"along rows of W, for {self.along_rows}"
         made = f"whole batch of {self.rows} rows" + f", k by {self.split} blocks" * (self.split > 1)
         return made + f", tensor cores by {self.components} components" * (self.components > 0)
 
@@ -575,19 +571,11 @@ def dense_path(k: int, n: int, work: Work, *, is_frozen: bool = False, ends_with
         both = Atomic('reduction="atomic": blocks of both products add their sums to memory by atomicAdd')
         return DensePath(forward, both, both)
     if isinstance(forward, WholeBatch) and work.in_place and not is_frozen:
-        backward = replace(forward, split=1, along_rows=_along_rows(n, work, forward.components))
+        backward = replace(forward, split=1)
         return DensePath(forward, backward, backward)
     tile, reason = small_batch_tile(work.rows, k, n, work.setting.multiprocessors)
     dx = _of_tile(tile, f"{_why_simt(k, n, work)}; {reason}")
     return DensePath(forward, dx, None if is_frozen else _update(k, n, work))
-
-
-def _along_rows(n: int, work: Work, components: int) -> int:
-    """For how many rows teams of threads go back along rows of n columns of W; 0 if they do not."""
-    if not thresholds.ALONG_ROWS_IS_USED or components or work.setting.arch != "sm_90a":
-        return 0
-    fitting = (rows for rows, most in kernels.ALONG_ROWS.items() if work.rows <= rows and n <= most)
-    return next(fitting, 0)
 
 
 def _gemm_path(k: int, n: int, work: Work, *, ends_with_loss: bool) -> DensePath:

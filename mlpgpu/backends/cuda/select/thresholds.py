@@ -372,11 +372,6 @@ WHOLE_BATCH_ROWS_OF_SINGLES = 16
 WHOLE_BATCH_MOST_WEIGHTS_OF_SINGLES = 1 << 22
 WHOLE_BATCH_MOST_WEIGHTS_OF_SCALED = 20 << 20
 
-# True: at most 8 rows go back through a weight, and move it, by teams of threads along its rows as they lie in memory,
-# in place of blocks that keep some of them.  Not timed on a card, so not used.  The latter get 2.2 to 2.4 TB/s of an
-# H100's memory, where passes over flat arrays get 2.9.
-ALONG_ROWS_IS_USED = False
-
 # Passes over W on tensor cores: between so many rows, the most by components of a number, and for weights from these
 # sizes on, of FEW_ROWS and of more.  An H100, µs a step, without and with them: 2085-1024-1024-882 at 19 rows in
 # float32 96.5, 82.7; 51-3072-3072-2 at 64 193, 152; 1000-1300-1300-200 at 24 in tf32 99, 84; 14-1556-1556-1556-338 at

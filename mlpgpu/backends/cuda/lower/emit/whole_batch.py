@@ -71,10 +71,6 @@ def backward(
         "dz": shard.ref(op.dz), **shard.updated(op), "saved": shard.ref(derivative.saved), "dx": shard.stored(dx),
         "k": k, "n": n, "activation": kernels.activation_number(derivative.activation), **shard.dropout(dropout),
     }  # fmt: skip
-    if path.along_rows:
-        entry = kernels.dense_backward_along_rows(shard.rule, path.along_rows)
-        grid, threads = kernels.along_rows_grid(k, n, path.along_rows, sms, has_dx=has_dx)
-        return shard.launch(group, entry, grid, **shard.rows_of(op.x, group.by_order), threads=threads, **values)
     if not path.components:
         entry = kernels.dense_backward_whole_batch(shard.rule, path.rows)
         grid, column_warps = kernels.whole_batch_backward_grid(k, n, path.rows, sms, has_dx=has_dx)
