@@ -136,6 +136,31 @@ __device__ __forceinline__ void receive(Receivers... receivers) {
     receive_during([] {}, receivers...);
 }
 
+// The sum of `count` words, which lie at 0, pitch, 2 pitch, …; they are added in this order.
+__device__ __forceinline__ float receive_sum(const uint64_t* words, int pitch, int count, uint32_t sequence) {
+    constexpr int COUNT = FlaggedWord::MOST_AT_ONCE / 2;
+    float sum = 0.0f;
+#pragma unroll 1
+    for (int first = 0; first < count; first += COUNT) {
+        FlaggedWord word[COUNT];
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) word[i] = FlaggedWord::blank(first + i >= count, sequence);
+        SpinLimit limit;
+        for (bool is_waiting = true; is_waiting;) {
+            is_waiting = false;
+#pragma unroll
+            for (int i = 0; i < COUNT; ++i)
+                if (!word[i].has_arrived(sequence)) word[i].load(words + (first + i) * pitch);
+#pragma unroll
+            for (int i = 0; i < COUNT; ++i) is_waiting |= !word[i].has_arrived(sequence);
+            if (is_waiting) limit.wait();
+        }
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) sum += word[i].value();  // a blank message holds 0
+    }
+    return sum;
+}
+
 // The sum of the first MOST of `count` pairs, which lie at 0, pitch, 2 pitch, …; they are added in this order.
 template <int MOST>
 __device__ __forceinline__ float2 receive_sums(const uint64_t* pairs, int pitch, int count, uint32_t sequence) {

@@ -16,17 +16,9 @@
 #include "arch/barriers.cuh"
 #include "arch/bulk_copy.cuh"
 #include "persistent/memory.cuh"
+#include "persistent/step_range.cuh"
 
 namespace mlpgpu {
-
-// A batch of the launch.
-struct Batch {
-    uint32_t sequence;  // of the messages of its step
-    int64_t step;  // since training began
-    int run;  // since the run began
-    int64_t first;  // number of its first row in the order
-    int rows;  // 0 after the last batch
-};
 
 __device__ __forceinline__ int producer_thread() { return threadIdx.x % PRODUCER_THREADS; }
 

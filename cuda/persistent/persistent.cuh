@@ -115,21 +115,6 @@ __device__ __forceinline__ void store_state(const K& k, float* parameters, float
 
 // --- the steps ---
 
-// The steps of a launch: the first one, their count, and the sequence number of the first one's messages.
-struct StepRange {
-    Step step;
-    int steps;
-    uint32_t sequence;
-
-    // The batch of step number `done` of the launch; it has no rows if there is no such step.
-    __device__ __forceinline__ Batch batch(int done) const {
-        Step next = step;
-        next.batch += done;
-        const int64_t first = static_cast<int64_t>(next.batch) * next.batch_rows;
-        return {sequence + done, step.number + done, step.run + done, first, done < steps ? batch_rows(next) : 0};
-    }
-};
-
 // Waits until every block has staged its rows of the first batch, whose inputs may then be requested.
 template <class K>
 __device__ __forceinline__ void grid_rendezvous(const K& k) {

@@ -23,7 +23,8 @@ mkdir -p "$reports"
 # Nothing but the tests and what they need: plugins may import PyTorch, whose CUDA calls would be watched too.
 export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 MLPGPU_REQUIRE_GPU=1 PYTHONPATH="$PWD:$PWD/tests${PYTHONPATH:+:$PYTHONPATH}"
 files=(
-    tests/gpu/test_parity.py tests/gpu/test_persistent.py::test_small_plans tests/gpu/test_local_stack.py::test_small_stacks
+    tests/gpu/test_parity.py tests/gpu/test_persistent.py::test_small_plans
+    tests/gpu/test_persistent.py::test_small_plans_of_few_rows tests/gpu/test_local_stack.py::test_small_stacks
 )
 for argument in "$@"; do [[ -e ${argument%%::*} ]] && files=(); done
 tests=("${PYTHON:-python3}" -m pytest -q -x -m gpu -p no:cacheprovider -p no:benchmark --confcutdir=tests/gpu "${files[@]}" "$@")

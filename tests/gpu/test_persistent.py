@@ -16,7 +16,7 @@ import mlpgpu as mg
 from mlpgpu import Dense, Dropout, Standardize
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends.cuda.kernels import SUMS_OF_TERMS
-from mlpgpu.backends.cuda.persistent.kernel import PersistentKernel
+from mlpgpu.backends.cuda.persistent.kernel import FewRowsKernel, PersistentKernel
 from mlpgpu.backends.cuda.run import program
 from mlpgpu.backends.cuda.run.data import pieces
 from mlpgpu.backends.cuda.run.program import CudaProgram
@@ -101,6 +101,38 @@ def test_small_plans(seed: int, most_copied: int, monkeypatch: pytest.MonkeyPatc
     case = random_case(seed, widest=20, most_rows=12)
     assert is_persistent(case)
     check_both(case)
+
+
+@pytest.fixture
+def few_rows(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Plans of few rows train by tiles of all weights, also small ones; returns what is chosen."""
+    chosen: list[object] = []
+    choose = program.choose_kernel
+    monkeypatch.setattr(thresholds, "FEW_ROWS_LEAST_WORDS", 0)
+    monkeypatch.setattr(program, "choose_kernel", lambda *a, **k: chosen.append(choose(*a, **k)) or chosen[-1])
+    return chosen
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_plans_of_few_rows(seed: int, few_rows: list[object]) -> None:
+    check_both(random_case(seed, widest=700, most_rows=8))
+    assert any(isinstance(kernel, FewRowsKernel) for kernel in few_rows)
+
+
+@pytest.mark.parametrize("seed", [3, 4, 12])
+def test_small_plans_of_few_rows(seed: int, few_rows: list[object]) -> None:
+    """Those that sanitize.sh watches."""
+    check_both(random_case(seed, widest=20, most_rows=8))
+    assert any(isinstance(kernel, FewRowsKernel) for kernel in few_rows)
+
+
+@pytest.mark.parametrize("seed", [5, 6])
+def test_bits_of_few_rows_repeat(seed: int, few_rows: list[object]) -> None:
+    case = random_case(seed, widest=700, most_rows=8)
+    first, *others = (train(case, backend="cuda") for _ in range(3))
+    for other in others:
+        assert all((other[name] == first[name]).all() for name in first)
+    assert isinstance(few_rows[0], FewRowsKernel)
 
 
 @pytest.mark.parametrize("first", [0, 1])

@@ -135,7 +135,9 @@ INNER_LEVELS = {
         *("bindings", "compiler", "device", "machine", "memory", "descriptors", "streams", "modules", "graphs"),
         *("messages", "nccl", "links", "timing", "__init__"),
     ),
-    "backends/cuda/persistent": ("network", "tiles", "layout", "cost", "kernel", "__init__"),
+    "backends/cuda/persistent": (
+        *("network", "tiles", "layout", "cost", "few_rows_tiles", "few_rows", "kernel", "__init__"),
+    ),
     "backends/cuda/select": (
         *("thresholds", "setting", "counted", "tiles", "dense", "operands", "loss", "local_stack", "updates", "stages"),
         *("ranks", "data", "inference", "persistent", "row_step", "select", "network", "__init__"),

@@ -85,6 +85,16 @@ class Layout:
         return 4 * (floats + max(products.partial_floats(layer.is_replicated) for products, layer in partials))
 
     @property
+    def received_words(self) -> int:
+        """Words of messages that a block receives in a step for its rows."""
+        words = 0
+        for number, layer in enumerate(self.layers):
+            if not layer.is_replicated:
+                words += layer.tiling.row_slices * layer.dense.n_out
+                words += layer.tiling.column_slices * layer.dense.n_in if number else 0
+        return self.rows_per_block * words
+
+    @property
     def has_output_stage(self) -> bool:
         """Whether a row goes from the last hidden layer's z to its dz in one stage: persistent/output_stage.cuh."""
         *below, last = self.layers

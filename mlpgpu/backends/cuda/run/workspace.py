@@ -85,6 +85,7 @@ class Workspace:
         self.take(self._lower("float32").bytes)
         if isinstance(persistent, PersistentKernel):
             self.take(persistent.layout.bytes)
+            self._tell(persistent.words)
         self.numbers = StepNumbers(device, self.stream, self.arrays)
 
     def take(self, sizes: Mapping[str, int]) -> None:
@@ -151,12 +152,16 @@ class Workspace:
             arch=device.arch,
         )  # fmt: skip
 
+    def _tell(self, words: Mapping[str, Sequence[int]]) -> None:
+        """Upload whole numbers that kernels read, by the names of their arrays."""
+        for name, numbers in words.items():
+            self.stream.upload(self.arrays.addresses[name], np.array(numbers, np.int32))
+
     def _compile(self, source: str, textured: bool, rows: int) -> PlanKernels:
         is_whole = rows == self.plan.capacity
         lowered = self._lower(source, textured=textured) if is_whole else self._lower_tier(source, textured, rows)
         self.take(lowered.bytes)  # arrays that the float32 inputs assumed so far do not need
-        for name, words in lowered.words.items():
-            self.stream.upload(self.arrays.addresses[name], np.array(words, np.int32))
+        self._tell(lowered.words)
         self._maps.make(lowered.maps())
         entries = lowered.entries()
         if is_whole and isinstance(self.persistent, PersistentKernel):

@@ -10,7 +10,8 @@ import math
 from ....plan import Plan
 from ..kernels import architecture, ceil_div
 from ..persistent.cost import layer_clocks
-from ..persistent.kernel import PersistentKernel
+from ..persistent.few_rows import layout_of
+from ..persistent.kernel import FewRowsKernel, OwnedRowsKernel, PersistentKernel
 from ..persistent.layout import Layout, TiledLayer
 from ..persistent.network import DenseLayer, PersistentNetwork, read_network
 from ..persistent.tiles import BFLOAT16, COMPUTE_THREADS, Tiling, most_columns, products_of
@@ -30,6 +31,17 @@ def choose_kernel(plan: Plan, *, multiprocessors: int, shared_bytes: int, arch: 
     network = read_network(plan)
     if isinstance(network, str):
         return network
+    owned = _owned_rows(plan, network, multiprocessors, shared_bytes, arch)
+    if isinstance(owned, OwnedRowsKernel) and owned.layout.received_words < thresholds.FEW_ROWS_LEAST_WORDS:
+        return owned
+    few_rows = _few_rows(network, multiprocessors, shared_bytes)
+    return owned if isinstance(few_rows, str) else few_rows
+
+
+def _owned_rows(
+    plan: Plan, network: PersistentNetwork, multiprocessors: int, shared_bytes: int, arch: str
+) -> OwnedRowsKernel | str:
+    """The kernel whose blocks own rows of the batch, or why it does not train the network."""
     if plan.capacity > thresholds.PERSISTENT_MOST_ROWS:
         return f"a batch of {plan.capacity} rows is larger than {thresholds.PERSISTENT_MOST_ROWS}"
     tf32_terms = TF32_TERMS[plan.precision] if architecture(arch) >= architecture("sm_80") else 0
@@ -44,9 +56,19 @@ def choose_kernel(plan: Plan, *, multiprocessors: int, shared_bytes: int, arch: 
         if layout is None:
             break
         if layout.shared_bytes <= shared_bytes:
-            return PersistentKernel(layout, has_copy_engine)
+            return OwnedRowsKernel(layout, has_copy_engine)
         why = f"a block would need {layout.shared_bytes:,} bytes of shared memory, and has {shared_bytes:,}"
     return why
+
+
+def _few_rows(network: PersistentNetwork, multiprocessors: int, shared_bytes: int) -> FewRowsKernel | str:
+    """The kernel for few rows, or why it does not train the network."""
+    if not thresholds.FEW_ROWS_ARE_PERSISTENT:
+        return "kernels for few rows are switched off"
+    if network.rows > thresholds.PERSISTENT_FEW_ROWS:
+        return f"{network.rows} rows > {thresholds.PERSISTENT_FEW_ROWS}"
+    layout = layout_of(network, multiprocessors, shared_bytes)
+    return layout if isinstance(layout, str) else FewRowsKernel(layout)
 
 
 def _fastest(network: PersistentNetwork, blocks: int, most_bytes: int, tf32_terms: int) -> Layout | None:

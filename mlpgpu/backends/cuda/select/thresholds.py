@@ -470,6 +470,12 @@ STACK_LEAST_STAGES = 8
 
 PERSISTENT_IS_USED = True  # False: every plan trains launch by launch
 
+# True: at most so many rows train by tiles of all weights, where these fit into shared memory, and where no block owns
+# rows or would receive so many words of messages in a step.
+FEW_ROWS_ARE_PERSISTENT = True
+PERSISTENT_FEW_ROWS = 8
+FEW_ROWS_LEAST_WORDS = 36_000
+
 # Each row's part of the loss is kept for every step of a launch: 32 MiB for so many.  Not measured: follows from that.
 PERSISTENT_MOST_ROWS = 1024
 
