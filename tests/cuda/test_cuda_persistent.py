@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from drawn import first_and_drawn
-from epochs import Epoch, assert_as_exact
+from epochs import Epoch
 from helpers import first_and_thorough
-from host_persistent import HostKernel
-from host_program import unpitched
+from host_persistent import HostKernel, check_against_cpu
 from hypothesis import given
 from hypothesis import strategies as st
 from shim_runner import plant, planted
@@ -113,22 +112,7 @@ def check_epoch(case: str, source: str, arch: str, blocks: int, monkeypatch: pyt
     epoch = Epoch(layers, options, as_bytes=source == "uint8")
     kernel = choose_kernel(epoch.plan, multiprocessors=blocks, shared_bytes=SHARED_BYTES, arch=arch)
     assert isinstance(kernel, PersistentKernel)
-    whole, pieces = (HostKernel(epoch.plan, kernel, epoch.data, epoch.sampling, epoch.state) for _ in range(2))
-    losses = whole.run(0, epoch.rates)
-    (cpu, cpu_losses, _), (exact, exact_losses, _) = epoch.on_cpu("float32"), epoch.on_cpu("float64")
-    assert_as_exact(whole.values["parameters"], cpu.parameters[0], exact.parameters[0])
-    assert_as_exact(slots := unpitched(whole.values["slots"], cpu.slots), cpu.slots, exact.slots)
-    assert_as_exact(losses, cpu_losses, exact_losses)
-
-    parts = [pieces.run(0, epoch.rates[:1]), pieces.run(1, epoch.rates[1:])]
-    np.testing.assert_array_equal(np.concatenate(parts), losses)
-    for name in ("parameters", "slots"):
-        np.testing.assert_array_equal(pieces.values[name], whole.values[name])
-    for parameter in epoch.plan.parameters:
-        part = slice(parameter.offset, parameter.offset + parameter.size)
-        moved = whole.values["parameters"][part] != epoch.state.parameters[0][part].astype(np.float32)
-        assert moved.any() == parameter.trainable
-        assert parameter.trainable or not slots[:, 0, part].any()
+    check_against_cpu(epoch, kernel)
 
 
 @pytest.mark.parametrize(("precision", "error"), [("tf32", 2.0**-10), ("bfloat16", 2.0**-9)])

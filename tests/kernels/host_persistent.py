@@ -1,11 +1,12 @@
-"""Runs the kernel inside which a plan trains on the host."""
+"""The kernel inside which a plan trains, on the host."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from host_program import pitched
+from epochs import Epoch, assert_as_exact
+from host_program import pitched, unpitched
 from kernel_cases.case import constants_of
 from shim_runner import run
 
@@ -68,3 +69,23 @@ class HostKernel:
             value = launch.values[name]
             assert isinstance(value, At)
             self.values[value.array] = array
+
+
+def check_against_cpu(epoch: Epoch, kernel: PersistentKernel) -> None:
+    """An epoch in one launch is as exact as the CPU's, and has the same bits in two; frozen layers stay as they are."""
+    whole, pieces = (HostKernel(epoch.plan, kernel, epoch.data, epoch.sampling, epoch.state) for _ in range(2))
+    losses = whole.run(0, epoch.rates)
+    (cpu, cpu_losses, _), (exact, exact_losses, _) = epoch.on_cpu("float32"), epoch.on_cpu("float64")
+    assert_as_exact(whole.values["parameters"], cpu.parameters[0], exact.parameters[0])
+    assert_as_exact(slots := unpitched(whole.values["slots"], cpu.slots), cpu.slots, exact.slots)
+    assert_as_exact(losses, cpu_losses, exact_losses)
+
+    parts = [pieces.run(0, epoch.rates[:1]), pieces.run(1, epoch.rates[1:])]
+    np.testing.assert_array_equal(np.concatenate(parts), losses)
+    for name in ("parameters", "slots"):
+        np.testing.assert_array_equal(pieces.values[name], whole.values[name])
+    for parameter in epoch.plan.parameters:
+        part = slice(parameter.offset, parameter.offset + parameter.size)
+        moved = whole.values["parameters"][part] != epoch.state.parameters[0][part].astype(np.float32)
+        assert moved.any() == parameter.trainable
+        assert parameter.trainable or not slots[:, 0, part].any()

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import epochs
-import numpy as np
 import pytest
 from drawn import first_and_drawn
-from epochs import Epoch, assert_as_exact
-from host_persistent import HostKernel
-from host_program import unpitched
+from epochs import Epoch
+from host_persistent import check_against_cpu
 from hypothesis import given
 from hypothesis import strategies as st
 from shim_runner import plant, planted
@@ -105,22 +103,7 @@ def check_epoch(
     if not slots:
         layout = few_rows.FewRowsLayout(layout.network, layout.tilings, 4 * layout.floats)
         assert not any(layout.has_slots)
-    kernel = FewRowsKernel(layout)
-    whole, pieces = (HostKernel(epoch.plan, kernel, epoch.data, epoch.sampling, epoch.state) for _ in range(2))
-    losses = whole.run(0, epoch.rates)
-    (cpu, cpu_losses, _), (exact, exact_losses, _) = epoch.on_cpu("float32"), epoch.on_cpu("float64")
-    assert_as_exact(whole.values["parameters"], cpu.parameters[0], exact.parameters[0])
-    assert_as_exact(unpitched(whole.values["slots"], cpu.slots), cpu.slots, exact.slots)
-    assert_as_exact(losses, cpu_losses, exact_losses)
-
-    parts = [pieces.run(0, epoch.rates[:1]), pieces.run(1, epoch.rates[1:])]
-    np.testing.assert_array_equal(np.concatenate(parts), losses)
-    for name in ("parameters", "slots"):
-        np.testing.assert_array_equal(pieces.values[name], whole.values[name])
-    for parameter in epoch.plan.parameters:
-        part = slice(parameter.offset, parameter.offset + parameter.size)
-        moved = whole.values["parameters"][part] != epoch.state.parameters[0][part].astype(np.float32)
-        assert moved.any() == parameter.trainable
+    check_against_cpu(epoch, FewRowsKernel(layout))
 
 
 @pytest.mark.parametrize(

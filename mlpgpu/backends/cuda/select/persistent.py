@@ -35,7 +35,11 @@ def choose_kernel(plan: Plan, *, multiprocessors: int, shared_bytes: int, arch: 
     if isinstance(owned, OwnedRowsKernel) and owned.layout.received_words < thresholds.FEW_ROWS_LEAST_WORDS:
         return owned
     few_rows = _few_rows(network, multiprocessors, shared_bytes)
-    return owned if isinstance(few_rows, str) else few_rows
+    if isinstance(few_rows, FewRowsKernel):
+        return few_rows
+    if isinstance(owned, OwnedRowsKernel) or network.rows > thresholds.PERSISTENT_FEW_ROWS:
+        return owned
+    return f"{owned}; {few_rows}"
 
 
 def _owned_rows(
