@@ -44,7 +44,7 @@ class Binder:
 
         Args:
             stage: the step's index among those whose inputs are made ready together.
-            others: values by name, which come before arrays of that name.
+            others: values by name, which come before arrays of that name; those of arrays are where these begin.
         """
         entry, trace = launch.entry, self._workspace.trace
         function = self.function(entry)
@@ -80,7 +80,9 @@ class Binder:
         if not isinstance(value, At):
             return value
         if value.array in numbers:
-            return numbers[value.array]  # type: ignore[return-value]
+            begin = numbers[value.array]
+            assert begin is None or isinstance(begin, (int, float))
+            return begin + value.offset * argument.item_bytes if begin is not None and value.offset else begin
         address = self.data.arrays.addresses.get(value.array) or self._workspace.arrays.addresses[value.array]
         return address + value.offset * argument.item_bytes
 
