@@ -1,17 +1,26 @@
-"""What launches are given: addresses of a program's arrays, also of those that hold what several steps need."""
+"""What launches are given: addresses of a program's arrays, also of those that hold what several steps need.
+
+And that who binds them is let go of: memory of a card must not wait for Python's collector.
+"""
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from mlpgpu import Adam, Dense, Dropout, Network
+from mlpgpu.backends import Sampling
 from mlpgpu.backends.cuda.kernels.launches import At, Launch
 from mlpgpu.backends.cuda.lower.lowering import lower
 from mlpgpu.backends.cuda.run import binding
 from mlpgpu.backends.cuda.run.binding import Binder
+from mlpgpu.backends.cuda.run.data import orders
+from mlpgpu.backends.cuda.run.graphs import StepGraphs
 from mlpgpu.backends.cuda.select import thresholds
 
 
@@ -57,3 +66,41 @@ def test_each_dropout_has_its_own_elements_at_each_step(stage: int, monkeypatch:
     assert sorted({told(launch) for launch in dropping}) == begins
     (draw,) = lowered.staged
     assert told(draw) == begin and draw.values["words"] == sum(words)
+
+
+# --- without the collector ---
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_bound_steps_are_in_no_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(binding, "pack", lambda entry, values: b"")
+    plan = Network([Dense(300, 200, "relu"), Dense(200, 5)], seed=1).lower(
+        capacity=300, loss="squared_error", optimizer=Adam(0.1)
+    )
+    lowered = lower(plan, multiprocessors=132, source="float32", arch="sm_90a")
+    addresses = dict.fromkeys([*lowered.bytes, "order", "steps", "data"], 1 << 30)
+    made = StepGraphs(binder_of(lowered, addresses), SimpleNamespace(), addresses)  # type: ignore[arg-type]
+    assert len(made._step(0).shards[0]) == len(lowered.shards[0])
+    graphs = weakref.ref(made)
+    del made
+    assert graphs() is None
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_orders_are_in_no_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orders, "Event", lambda device: None)
+    of_card: Any = SimpleNamespace(free_bytes=1 << 40)
+    data: Any = SimpleNamespace(left_bytes=1 << 40, stays=True)
+    made = orders.Orders(of_card, of_card, data, Sampling(1000, 10, seed=1), lambda launches, epoch: [], any)
+    assert made._is_compiled()
+    found = weakref.ref(made)
+    del made
+    assert found() is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 
 from ..exchange import BoundExchange
@@ -214,19 +215,7 @@ class StepGraphs:
         """The launches of the step at this place of a graph."""
         if place not in self._bound:
             lowered = self._binder.lowered
-            stage = place % lowered.stages
-            first = next(iter([*lowered.begin, *chain.from_iterable(lowered.shards[:1])]), None)
-
-            def bind(launch: Launch | Collective, lane: int = 0) -> Put:
-                if isinstance(launch, Collective):
-                    assert self._exchange is not None
-                    return self._exchange.bind(launch, lane)
-                if launch is first and stage == 0:  # it does not follow the step before
-                    launch = replace(launch, pdl=False)
-                bound = self._binder.bind(launch, stage, step=self.step_address(place), **staged)
-                return bound if launch.exchange is None else after_exchange(bind(launch.exchange), bound)
-
-            staged = {name: self._addresses[name] + stage * size for name, size in lowered.staged_bytes.items()}
+            bind = partial(self._bind, place)
             self._bound[place] = BoundStep(
                 [(bind(launch), launch) for launch in lowered.begin],
                 [[(bind(launch), launch) for launch in shard] for shard in lowered.shards],
@@ -242,6 +231,20 @@ class StepGraphs:
                 [bind(launch) for launch in lowered.finish],
             )
         return self._bound[place]
+
+    def _bind(self, place: int, launch: Launch | Collective, lane: int = 0) -> Put:
+        """A launch or an exchange of the step at this place; the former may follow an exchange of its own."""
+        if isinstance(launch, Collective):
+            assert self._exchange is not None
+            return self._exchange.bind(launch, lane)
+        lowered = self._binder.lowered
+        stage = place % lowered.stages
+        staged = {name: self._addresses[name] + stage * size for name, size in lowered.staged_bytes.items()}
+        first = next(iter([*lowered.begin, *chain.from_iterable(lowered.shards[:1])]), None)
+        if launch is first and stage == 0:  # it does not follow the step before
+            launch = replace(launch, pdl=False)
+        bound = self._binder.bind(launch, stage, step=self.step_address(place), **staged)
+        return bound if launch.exchange is None else after_exchange(self._bind(place, launch.exchange), bound)
 
     def _gathers_at(self, piece: Piece) -> int:
         """What of a piece's exchange a stream of its own runs: from its parameters on, if messages may overlap."""

@@ -69,7 +69,8 @@ class Orders:
         has_room = min(data.left_bytes, device.free_bytes) >= sum(self._sizes.values())
         self._may_sort = sampling.shuffle and data.stays and has_room
         self._on_card = self._may_sort and sorts_on_card(rows).holds
-        self._is_compiled = functools.cache(lambda: are_compiled(launch.entry for launch in self._launches))
+        # A closure over `self` would keep it, and all that it holds, until garbage is collected.
+        self._is_compiled = functools.cache(functools.partial(_are_compiled, self._launches, are_compiled))
         self._sort: Replay | None = None  # of the words of an epoch's rows
         self._waited = 0.0  # seconds, of the card for lists of the host
         self._lister: Stream | None = None  # makes lists, beside the stream that computes
@@ -128,3 +129,7 @@ class Orders:
         if self._trained.is_reached:
             self._waited += time.perf_counter() - begun
         self._on_card = self._may_sort and sorts_on_card_after(self._waited, is_compiled=self._is_compiled).holds
+
+
+def _are_compiled(launches: Sequence[Launch], of_entries: Callable[[Iterable[kernels.Entry]], bool]) -> bool:
+    return of_entries(launch.entry for launch in launches)
