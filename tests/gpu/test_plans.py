@@ -223,6 +223,15 @@ def test_streams(streams: int, reduction: str, rows: int) -> None:
 
 
 @pytest.mark.parametrize("streams", [1, 3])
+def test_several_dropouts(streams: int, launches: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products end with them, and one launch draws what all of them keep for several steps."""
+    monkeypatch.setattr(thresholds, "ROW_STEP_IS_USED", False)
+    hidden = (Dense(33, 340, "gelu"), Dropout(0.3), Dense(340, 200, "relu"), Dropout(0.25), Dense(200, 150, "tanh"))
+    layers = (Dropout(0.2), *hidden, Dropout(0.1), Dense(150, 5))
+    check_both(Case(layers, rows=900, batch_size=300, streams=streams))
+
+
+@pytest.mark.parametrize("streams", [1, 3])
 @pytest.mark.parametrize("source", ["uint8", "float32", "float64"])
 def test_sources_and_weights(source: str, streams: int) -> None:
     layers = (Dropout(0.2), *mlp(33, 17, 4))
