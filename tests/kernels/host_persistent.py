@@ -1,4 +1,4 @@
-"""The kernel inside which a plan trains, on the host."""
+"""The kernel inside which a plan trains: run on the host, and compiled for cards."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from shim_runner import run
 from mlpgpu import Dataset
 from mlpgpu.backends import Sampling, State
 from mlpgpu.backends.base import target_array
+from mlpgpu.backends.cuda.kernels import Entry, units
 from mlpgpu.backends.cuda.kernels.launches import At, Launch
 from mlpgpu.backends.cuda.persistent.kernel import PersistentKernel
 from mlpgpu.backends.cuda.run.steps import STEP
+from mlpgpu.backends.cuda.runtime.compiler import compile_units
 from mlpgpu.plan import Plan
 
 
@@ -89,3 +91,11 @@ def check_against_cpu(epoch: Epoch, kernel: PersistentKernel) -> None:
         moved = whole.values["parameters"][part] != epoch.state.parameters[0][part].astype(np.float32)
         assert moved.any() == parameter.trainable
         assert parameter.trainable or not slots[:, 0, part].any()
+
+
+def check_machine_code(entry: Entry, arch: str) -> None:
+    """Warnings are errors; a block's registers fit, and what a thread spills is no more than the entry says."""
+    (cubin,) = compile_units(units([entry]), arch).values()
+    resources = cubin.resources[entry.name]
+    assert max(resources.spill_bytes, resources.stack_bytes) <= entry.spill_bytes
+    assert resources.registers * entry.threads <= 65536 and resources.shared_bytes == 0

@@ -5,9 +5,7 @@ And that who binds them is let go of: memory of a card must not wait for Python'
 
 from __future__ import annotations
 
-import gc
 import weakref
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -71,15 +69,7 @@ def test_each_dropout_has_its_own_elements_at_each_step(stage: int, monkeypatch:
 # --- without the collector ---
 
 
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
-@pytest.mark.usefixtures("no_collector")
+@pytest.mark.usefixtures("without_collector")
 def test_bound_steps_are_in_no_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(binding, "pack", lambda entry, values: b"")
     plan = Network([Dense(300, 200, "relu"), Dense(200, 5)], seed=1).lower(
@@ -87,14 +77,15 @@ def test_bound_steps_are_in_no_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     lowered = lower(plan, multiprocessors=132, source="float32", arch="sm_90a")
     addresses = dict.fromkeys([*lowered.bytes, "order", "steps", "data"], 1 << 30)
-    made = StepGraphs(binder_of(lowered, addresses), SimpleNamespace(), addresses)  # type: ignore[arg-type]
+    streams: Any = SimpleNamespace()  # nothing is put on them
+    made = StepGraphs(binder_of(lowered, addresses), streams, addresses)
     assert len(made._step(0).shards[0]) == len(lowered.shards[0])
     graphs = weakref.ref(made)
     del made
     assert graphs() is None
 
 
-@pytest.mark.usefixtures("no_collector")
+@pytest.mark.usefixtures("without_collector")
 def test_orders_are_in_no_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orders, "Event", lambda device: None)
     of_card: Any = SimpleNamespace(free_bytes=1 << 40)
