@@ -58,6 +58,7 @@ struct ForwardEpilogue {
 
     static constexpr bool WRITES_COMPONENTS = !Format::SCALED, READS_COMPONENTS = false, HAS_ROW_OPERAND = false;
     static constexpr bool MAY_DROP = DROPS;
+    static constexpr int SAVED_COMPONENTS = 1;
     using Row = NoRowOperand;
     __device__ __forceinline__ bool is_components_alone() const { return y_components && !y && !z; }
     __device__ __forceinline__ const uint16_t* saved() const { return nullptr; }
@@ -112,6 +113,7 @@ struct BackwardInputEpilogue {
     int rows, k;
 
     static constexpr bool WRITES_COMPONENTS = !Format::SCALED, READS_COMPONENTS = WRITES_COMPONENTS;
+    static constexpr int SAVED_COMPONENTS = DERIVED_BY_SIGN<Activation> ? 1 : Format::COMPONENTS;
     static constexpr bool HAS_ROW_OPERAND = false, MAY_DROP = DROPS;
     using Row = NoRowOperand;
 
@@ -124,19 +126,19 @@ struct BackwardInputEpilogue {
         return DROPS ? Activation::derivative(of * restore) : Activation::derivative(of) * keep;
     }
 
-    // The words of a quad as they lie in the array, or in the components.
+    // The words of a quad as they lie in the array, which are as many as of two components, or in the components.
     struct Read {
-        BfloatQuad<2> quad;
+        BfloatQuad<SAVED_COMPONENTS == MOST_COMPONENTS ? MOST_COMPONENTS : 2> quad;
     };
     template <bool ALIGNED, int APART = 1>
     __device__ __forceinline__ Read read(int row, int column) const {
         static_assert(APART == 1 || !READS_COMPONENTS);
         Read found = {};
         if (WRITES_COMPONENTS && saved_components) {
-            const BfloatQuad<Format::COMPONENTS> quad(saved_components + static_cast<int64_t>(row) * padded_columns(k) + column,
-                                                dx_stride);
+            const BfloatQuad<SAVED_COMPONENTS> quad(saved_components + static_cast<int64_t>(row) * padded_columns(k) + column,
+                                                    dx_stride);
 #pragma unroll
-            for (int p = 0; p < Format::COMPONENTS; ++p) found.quad.words[p] = quad.words[p];
+            for (int p = 0; p < SAVED_COMPONENTS; ++p) found.quad.words[p] = quad.words[p];
         } else if (saved_array && row < rows) {
             const float4 x = load_row<ALIGNED, APART>(saved_array + static_cast<int64_t>(row) * k, k, column);
             found.quad.words[0] = make_uint2(__float_as_uint(x.x), __float_as_uint(x.y));
@@ -151,13 +153,13 @@ struct BackwardInputEpilogue {
     template <bool ALIGNED, int APART = 1>
     __device__ __forceinline__ void write(int row, int column, float4 value, const Read& read, uint64_t kept = 0) const {
         if (saved_array || (WRITES_COMPONENTS && saved_components)) {
-            const uint2 (&words)[2] = read.quad.words;
+            const auto& words = read.quad.words;
             float4 of = make_float4(__uint_as_float(words[0].x), __uint_as_float(words[0].y),
                                     __uint_as_float(words[1].x), __uint_as_float(words[1].y));
             if (WRITES_COMPONENTS && saved_components) {
-                BfloatQuad<Format::COMPONENTS> quad;
+                BfloatQuad<SAVED_COMPONENTS> quad;
 #pragma unroll
-                for (int p = 0; p < Format::COMPONENTS; ++p) quad.words[p] = words[p];
+                for (int p = 0; p < SAVED_COMPONENTS; ++p) quad.words[p] = words[p];
                 of = quad.value();
             }
             value.x *= slope(of.x), value.y *= slope(of.y);

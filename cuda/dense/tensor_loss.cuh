@@ -76,6 +76,7 @@ struct LossEpilogue {
 
     // Pairs.
     static constexpr bool WRITES_COMPONENTS = true, READS_COMPONENTS = false, HAS_ROW_OPERAND = true, MAY_DROP = false;
+    static constexpr int SAVED_COMPONENTS = 1;
     __device__ __forceinline__ bool is_components_alone() const { return true; }
     __device__ __forceinline__ const uint16_t* saved() const { return nullptr; }
     __device__ __forceinline__ uint16_t* components() const { return deltas; }

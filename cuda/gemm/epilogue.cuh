@@ -19,7 +19,8 @@
 // If WRITES_COMPONENTS, an epilogue may read and write nothing but bfloat16 components (it READS_COMPONENTS if it reads
 // some) and an array over columns. If is_components_alone(), it is passed pairs of neighbouring columns instead, and the
 // caller loads and stores the components:
-//     saved(), components()                    the components it reads, or null, and those it writes
+//     saved(), components()                    the components it reads, or null, and those it writes; it reads the first
+//                                              SAVED_COMPONENTS of each element
 //     component_stride(), filled()             elements from one component to the next; rows from which on components are 0
 //     column_operands(column, operands)        loads what pairs of columns need that lie eight apart
 //     pair(sum, column_operand, saved)         finishes a pair, given the numbers that the saved components stand for
@@ -188,6 +189,7 @@ __device__ __forceinline__ void load_column_pairs(const float* of, int n, int co
 // An epilogue that neither reads nor writes components.
 struct NoComponents {
     static constexpr bool WRITES_COMPONENTS = false, READS_COMPONENTS = false, HAS_ROW_OPERAND = false, MAY_DROP = false;
+    static constexpr int SAVED_COMPONENTS = 1;
     using Row = NoRowOperand;
     __device__ __forceinline__ bool is_components_alone() const { return false; }
 
@@ -229,6 +231,7 @@ struct Epilogue {
     __device__ __forceinline__ float* column_partials() const { return values.column_partials(); }
 
     static constexpr bool WRITES_COMPONENTS = Values::WRITES_COMPONENTS, READS_COMPONENTS = Values::READS_COMPONENTS;
+    static constexpr int SAVED_COMPONENTS = Values::SAVED_COMPONENTS;
     __device__ __forceinline__ bool is_components_alone() const { return WRITES_COMPONENTS && values.is_components_alone(); }
     __device__ __forceinline__ const uint16_t* saved() const { return values.saved(); }
     __device__ __forceinline__ uint16_t* components() const { return values.components(); }

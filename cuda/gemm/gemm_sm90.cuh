@@ -6,7 +6,8 @@
 // B: each loads a part of such a slice into all of them at once. The grid is as large as the card, and a cluster computes
 // one tile after another.
 //
-// With two components a · b = hi · hi + 2^-SHIFT (hi · lo + lo · hi), and for halves and small k also + 2^-22 lo · lo.
+// With two components a · b = hi · hi + 2^-SHIFT (hi · lo + lo · hi), and for halves and small k also + 2^-22 lo · lo. With
+// three it is hi · hi and the five other products of components whose ranks add up to at most 2, hi being of rank 0.
 // Tensor cores truncate when they accumulate. So if the format is PROMOTED, the sum of hi · hi restarts with each slice,
 // and is added to C by float32 additions.
 #pragma once
@@ -32,6 +33,7 @@ struct Sm90Tile {
     static constexpr int PRODUCER_REGISTERS = CONSUMERS > 2 ? 32 : 40;
     static constexpr int CONSUMER_REGISTERS = CONSUMERS > 3 ? 112 : CONSUMERS > 2 ? 152 : 232;
     static constexpr int A_BYTES = M * ROW_BYTES, B_BYTES = N * ROW_BYTES;  // of one component
+    static constexpr int SUMS = (COMPONENTS > 1 ? 2 : 1) + Format::PROMOTED;  // of an element, while a product is made
     static constexpr int STAGE_BYTES = COMPONENTS * (A_BYTES + B_BYTES), ALIGNMENT = 1024;  // the swizzle follows the address
     // The bytes of a row of B in shared memory, if rows run along C's columns.
     static constexpr int B_ROW_BYTES = N < 64 ? 2 * N : ROW_BYTES;
@@ -155,10 +157,12 @@ struct Slices {
         }
     }
 
-    // c += hi · lo + lo · hi.
+    // c += all other products of components than hi · hi, the smallest first.
     __device__ __forceinline__ void multiply_cross(float (&c)[T::COUNT]) const {
-        multiply(c, 0, 1, true);
-        multiply(c, 1, 0, true);
+#pragma unroll
+        for (int both = T::COMPONENTS - 1; both > 0; --both)
+#pragma unroll
+            for (int p = 0; p <= both; ++p) multiply(c, p, both - p, true);
     }
 };
 
@@ -172,8 +176,8 @@ __device__ __forceinline__ uint32_t launch_barrier(const Ring<T>& ring) {
 // What could not be prefetched at the start of a tile is prefetched this many slices before its end.
 constexpr int LAST_SLICES = 4;
 
-// c += 2^-SHIFT cross. Without scales only finite terms are added: lo of an infinite operand is 0, and the product with it
-// has either sign or is NaN.
+// c += 2^-SHIFT cross. Without scales only finite terms are added: later components of an infinite operand are 0, and the
+// product with them has either sign or is NaN.
 template <class T>
 __device__ __forceinline__ void add_cross(float (&c)[T::COUNT], const float (&cross)[T::COUNT]) {
     constexpr float STEP = 1.0f / (1 << T::Format::SHIFT);
@@ -182,7 +186,7 @@ __device__ __forceinline__ void add_cross(float (&c)[T::COUNT], const float (&cr
         c[i] = T::Format::SCALED || fabsf(cross[i]) <= LARGEST ? fmaf(cross[i], STEP, c[i]) : c[i];
 }
 
-// A consumer's sums over at least one slice, which it releases: `c`, and with two components `cross`, which starts from 0.
+// A consumer's sums over at least one slice, which it releases: `c`, and with several components `cross`, which starts from 0.
 // `late` is called LAST_SLICES before the end.
 template <class T, bool A_INNER, bool B_INNER, class Release, class Late>
 __device__ __forceinline__ void multiply_slices(float (&c)[T::COUNT], float (&cross)[T::COUNT], int slices, Ring<T>& ring,
@@ -236,7 +240,7 @@ __device__ __forceinline__ void multiply_slices(float (&c)[T::COUNT], float (&cr
             wgmma_commit();
             wgmma_wait<1>();
             for (int i = 0; i < T::COUNT; ++i) c[i] += high[i];
-            if (slices <= T::Format::SHORT_K / T::K) {
+            if (T::Format::SHORT_K > 0 && slices <= T::Format::SHORT_K / T::K) {
                 wgmma_fence();
                 products.multiply(high, 1, 1, false);
                 wgmma_commit();
@@ -263,7 +267,7 @@ __device__ __forceinline__ void consume(int m, int n, int slices, Ring<T> ring, 
     };
     const bool components_alone = Epilogue::WRITES_COMPONENTS && epilogue.is_components_alone();
     // Epilogues that read more have waited for the launch before already.
-    constexpr bool MAY_PREFETCH_LATE = sizeof(typename Epilogue::Read) <= sizeof(float4);
+    constexpr bool MAY_PREFETCH_LATE = sizeof(typename Epilogue::Read) <= sizeof(BfloatQuad<MOST_COMPONENTS>);
     if (!MAY_PREFETCH_LATE) is_prefetched = true;
     bool has_waited = false;
     const auto wait_launch = [&] {

@@ -1,9 +1,11 @@
-// Operand formats: the 16-bit components (hi, or hi and lo) that tensor cores multiply in place of float32 numbers.
+// Operand formats: the 16-bit components (hi, hi and lo, or three) that tensor cores multiply in place of float32 numbers.
 //
-//   Bfloat16      hi is the bfloat16 nearest to x
-//   Bfloat16Pair  x = hi + lo · 2^-7: hi as Bfloat16, lo the bfloat16 nearest to (x - hi) · 2^7
-//   Half          x' = x · 2^-e; hi is the half nearest to x'
-//   HalfPair      x' = hi + lo · 2^-11: hi as Half, lo the half nearest to (x' - hi) · 2^11
+//   Bfloat16        hi is the bfloat16 nearest to x
+//   Bfloat16Pair    x = hi + lo · 2^-7: hi as Bfloat16, lo the bfloat16 nearest to (x - hi) · 2^7
+//   Bfloat16Triple  x = hi + mid + lo, each the bfloat16 nearest to what those before it leave of x: all 24 bits of x, unless
+//                   lo is below the least bfloat16, which loses up to 2^-134
+//   Half            x' = x · 2^-e; hi is the half nearest to x'
+//   HalfPair        x' = hi + lo · 2^-11: hi as Half, lo the half nearest to (x' - hi) · 2^11
 // A scale 2^e belongs to a row of the first operand or to a column of the second one, so it is constant along what a
 // product sums over: an element of C is its sum times 2^(e of the row + e of the column). The largest |x'| of a row or
 // column lies in [2^14, 2^15). Elements many binades smaller have an absolute error instead of a relative one. A row or
@@ -80,19 +82,24 @@ __device__ __forceinline__ void scale_by(float (&x)[4], const int (&exponents)[4
 
 constexpr float LARGEST = 3.4028235e38f, LEAST_NORMAL = 1.1754944e-38f, LARGEST_HALF = 65504.0f;
 
-constexpr int MOST_COMPONENTS = 2;
+constexpr int MOST_COMPONENTS = 3;
 
-// What a component leaves of x for the next one, times 2^7. A component that rounding made infinite becomes the largest
-// finite one. If x is not finite the remainder is 0, since infinity less infinity would be NaN.
-__device__ __forceinline__ float remainder_of(float x, unsigned& word) {
+// Each bfloat16 component stands for 2^bfloat_shift times less than the one before it. Of three none is shifted, so that one
+// sum takes all products of components but hi · hi.
+__host__ __device__ constexpr int bfloat_shift(int components) { return components > 2 ? 0 : 7; }
+
+// What a component leaves of x for the next one, which is `shifted` times as much. A component that rounding made infinite
+// becomes the largest finite one. If x is not finite the remainder is 0, since infinity less infinity would be NaN.
+__device__ __forceinline__ float remainder_of(float x, float shifted, unsigned& word) {
     if (!(fabsf(x) <= LARGEST)) return 0.0f;
     if ((word & 0x7fff) == 0x7f80) word = __float_as_uint(x) >> 16;
-    return (x - __uint_as_float(word << 16)) * 128.0f;
+    return (x - __uint_as_float(word << 16)) * shifted;
 }
 
 // Splits pairs of neighbours into words of bfloat16 components.
 template <int COMPONENTS, int PAIRS>
 __device__ __forceinline__ void split_to_bfloats(const float2 (&x)[PAIRS], unsigned (&words)[COMPONENTS][PAIRS]) {
+    constexpr float SHIFTED = 1 << bfloat_shift(COMPONENTS);
     float2 spoilt = {};  // becomes NaN if an element is not finite, since zero times it is added
 #pragma unroll
     for (int i = 0; i < PAIRS; ++i) {
@@ -102,7 +109,7 @@ __device__ __forceinline__ void split_to_bfloats(const float2 (&x)[PAIRS], unsig
             words[p][i] = bfloat_pair(rest.x, rest.y);
             if (p + 1 == COMPONENTS) break;
             const float2 taken = bfloats(words[p][i]);
-            rest = make_float2((rest.x - taken.x) * 128.0f, (rest.y - taken.y) * 128.0f);
+            rest = make_float2((rest.x - taken.x) * SHIFTED, (rest.y - taken.y) * SHIFTED);
         }
         if (COMPONENTS > 1) spoilt = make_float2(fmaf(rest.x, 0.0f, spoilt.x), fmaf(rest.y, 0.0f, spoilt.y));
     }
@@ -114,7 +121,7 @@ __device__ __forceinline__ void split_to_bfloats(const float2 (&x)[PAIRS], unsig
             for (int p = 0; p + 1 < COMPONENTS; ++p) {
                 const unsigned both = bfloat_pair(rest.x, rest.y);
                 unsigned first = both & 0xffff, second = both >> 16;
-                rest = make_float2(remainder_of(rest.x, first), remainder_of(rest.y, second));
+                rest = make_float2(remainder_of(rest.x, SHIFTED, first), remainder_of(rest.y, SHIFTED, second));
                 words[p][i] = first | second << 16;
             }
             words[COMPONENTS - 1][i] = bfloat_pair(rest.x, rest.y);
@@ -126,8 +133,13 @@ __device__ __forceinline__ void split_to_bfloats(const float2 (&x)[PAIRS], unsig
 template <int PAIRS>
 __device__ __forceinline__ void split_to_bfloats(const float2 (&x)[PAIRS], int components,
                                              unsigned (&words)[MOST_COMPONENTS][PAIRS]) {
-    if (components > 1) {
+    if (components > 2) {
         split_to_bfloats(x, words);
+    } else if (components > 1) {
+        unsigned two[2][PAIRS];
+        split_to_bfloats(x, two);
+#pragma unroll
+        for (int i = 0; i < PAIRS; ++i) words[0][i] = two[0][i], words[1][i] = two[1][i];
     } else {
 #pragma unroll
         for (int i = 0; i < PAIRS; ++i) words[0][i] = bfloat_pair(x[i].x, x[i].y);
@@ -145,8 +157,10 @@ __device__ __forceinline__ void store_bfloats(uint16_t* to, int64_t component_st
 }
 
 // The number that a component and the remainder of the next ones stand for.
+template <int COMPONENTS>
 __device__ __forceinline__ float2 joined(const float2& high, const float2& low) {
-    return make_float2(fmaf(low.x, 1.0f / 128, high.x), fmaf(low.y, 1.0f / 128, high.y));
+    constexpr float STEP = 1.0f / (1 << bfloat_shift(COMPONENTS));
+    return make_float2(fmaf(low.x, STEP, high.x), fmaf(low.y, STEP, high.y));
 }
 
 // Four neighbours' words in each bfloat16 component.
@@ -163,7 +177,7 @@ struct BfloatQuad {
         float2 first = bfloats(words[COMPONENTS - 1].x), second = bfloats(words[COMPONENTS - 1].y);
 #pragma unroll
         for (int p = COMPONENTS - 2; p >= 0; --p)
-            first = joined(bfloats(words[p].x), first), second = joined(bfloats(words[p].y), second);
+            first = joined<COMPONENTS>(bfloats(words[p].x), first), second = joined<COMPONENTS>(bfloats(words[p].y), second);
         return make_float4(first.x, first.y, second.x, second.y);
     }
 };
@@ -180,8 +194,8 @@ struct BfloatQuad {
 
 template <int COMPONENTS_>
 struct Bfloat16s {
-    static constexpr int COMPONENTS = COMPONENTS_, SHIFT = 7, SHORT_K = 0;
-    static constexpr bool SCALED = false, HALF = false, PROMOTED = false;
+    static constexpr int COMPONENTS = COMPONENTS_, SHIFT = bfloat_shift(COMPONENTS), SHORT_K = 0;
+    static constexpr bool SCALED = false, HALF = false, PROMOTED = COMPONENTS == 3;
 
     static __device__ __forceinline__ void put(uint16_t* to, int64_t component_stride, const float4& x, const int (&)[4],
                                                int (&flags)[4]) {
@@ -192,6 +206,7 @@ struct Bfloat16s {
 
 using Bfloat16 = Bfloat16s<1>;
 using Bfloat16Pair = Bfloat16s<2>;
+using Bfloat16Triple = Bfloat16s<3>;
 
 template <int COMPONENTS_>
 struct Halves {

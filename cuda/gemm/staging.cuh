@@ -29,7 +29,7 @@ struct StagedEpilogue {
     using Read = typename Epilogue::Read;
     using Scales = typename Epilogue::Scales;
     // Where registers can hold all that the epilogue reads, it is loaded while the product is made.
-    static constexpr int SUMS = (T::COMPONENTS + T::Format::PROMOTED) * T::COUNT;
+    static constexpr int SUMS = T::SUMS * T::COUNT;
     static constexpr int READ_WORDS = sizeof(Read) / 4, SCALE_WORDS = sizeof(Scales) / 4;
     static constexpr bool RESCALES = SCALE_WORDS > 0;  // this makes the code of an epilogue long
     static constexpr bool PREFETCHES = !Epilogue::READS_COMPONENTS && !RESCALES && SUMS + PIECES * QUADS * READ_WORDS <= 192;
@@ -237,16 +237,19 @@ struct StagedComponents {
 
 template <class T, class Epilogue>
 struct StagedComponents<T, Epilogue, true> {
-    // In 16-bit numbers.
-    static constexpr int WIDTH = T::WIDTH < 64 ? T::WIDTH : 64, PITCH = WIDTH + 8, PIECES = T::WIDTH / WIDTH;
+    // In 16-bit numbers. Where sums take most registers, pieces are narrower.
+    static constexpr int SUMS = T::SUMS * T::COUNT, MOST = SUMS > 128 ? 32 : 64;
+    static constexpr int WIDTH = T::WIDTH < MOST ? T::WIDTH : MOST, PITCH = WIDTH + 8, PIECES = T::WIDTH / WIDTH;
     static constexpr int LANES = WIDTH / 8, VECTORS = 16 * LANES / WARP;             // of a row; of a lane
     static constexpr int COMPONENTS = T::COMPONENTS, PAIRS = WIDTH / 4;                      // of a thread in a piece
+    static constexpr int SAVED = Epilogue::SAVED_COMPONENTS;
+    static constexpr bool PREFETCHES = SUMS + 4 * SAVED * VECTORS <= 208;  // where registers can hold both
     static_assert(16 * PITCH * sizeof(uint16_t) <= T::STAGING_SIZE * sizeof(float));
 
     const Epilogue& epilogue;
     int m0, n0, m, n;
     // What the epilogue reads for the next piece.
-    uint4 saved[COMPONENTS][VECTORS];
+    uint4 saved[SAVED][VECTORS];
     float2 column_operand[WIDTH / 8];
     float2 row_operand[Epilogue::HAS_ROW_OPERAND ? WIDTH / 8 : 1][2];
     // The states of a lane's two rows, which lie eight rows apart.
@@ -258,7 +261,7 @@ struct StagedComponents<T, Epilogue, true> {
     }
 
     __device__ __forceinline__ void prefetch() {
-        read(0);
+        if (PREFETCHES) read(0);
         if constexpr (Epilogue::HAS_ROW_OPERAND) {
 #pragma unroll
             for (int h = 0; h < 2; ++h) rows[h] = epilogue.row(m0 + threadIdx.x % WARP / 4 + h * 8, pair_column(0, 0));
@@ -294,7 +297,7 @@ struct StagedComponents<T, Epilogue, true> {
             const bool is_whole = m0 + 16 <= m;
             const int stride = ROWS * padded_columns(n);
 #pragma unroll
-            for (int p = 0; p < COMPONENTS; ++p) {
+            for (int p = 0; p < SAVED; ++p) {
                 const uint16_t* const first = from + offset(piece, p);
 #pragma unroll
                 for (int v = 0; v < VECTORS; ++v)
@@ -367,17 +370,18 @@ struct StagedComponents<T, Epilogue, true> {
     __device__ __forceinline__ void run(const float (&c)[T::COUNT], float* staging_tile) {
         uint16_t* const staging = reinterpret_cast<uint16_t*>(staging_tile);
         constexpr bool MANY = COMPONENTS > 1;
+        if (!PREFETCHES) read(0);
 #pragma unroll
         for (int piece = 0; piece < PIECES; ++piece) {
             float2 rest[PAIRS];  // at first the later components of what is read, then those of the results
             if (epilogue.saved()) {
 #pragma unroll
-                for (int p = COMPONENTS - 1; p > 0; --p) {
+                for (int p = SAVED - 1; p > 0; --p) {
                     stage(p, staging);
 #pragma unroll
                     for (int i = 0; i < PAIRS; ++i) {
                         const float2 found = bfloats(*word(staging, i));
-                        rest[i] = p == COMPONENTS - 1 ? found : joined(found, rest[i]);
+                        rest[i] = p == SAVED - 1 ? found : joined<COMPONENTS>(found, rest[i]);
                     }
                     __syncwarp();
                 }
@@ -394,7 +398,7 @@ struct StagedComponents<T, Epilogue, true> {
                 const float* const sum = c + piece * (WIDTH / 2) + i * 2;
                 unsigned* const staged = word(staging, i);
                 float2 made = make_float2(sum[0], sum[1]), loaded = {};
-                if (epilogue.saved()) loaded = MANY ? joined(bfloats(*staged), rest[i]) : bfloats(*staged);
+                if (epilogue.saved()) loaded = SAVED > 1 ? joined<COMPONENTS>(bfloats(*staged), rest[i]) : bfloats(*staged);
                 if constexpr (Epilogue::HAS_ROW_OPERAND)
                     made = begins(piece, i / 2) ? epilogue.pair(made, operand[i / 2], rows[i % 2], row_operand[i / 2][i % 2]) : made;
                 else

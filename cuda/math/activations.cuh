@@ -35,6 +35,14 @@ struct LeakyRelu {
     static __device__ __forceinline__ real derivative(real y) { return y > 0.0f ? 1.0f : y <= 0.0f ? slope : y; }
 };
 
+// Whether all that f' asks of y is whether it is above 0, which its leading component tells, but of y below 2^-134.
+template <class Activation>
+constexpr bool DERIVED_BY_SIGN = false;
+template <>
+constexpr bool DERIVED_BY_SIGN<Relu> = true;
+template <>
+constexpr bool DERIVED_BY_SIGN<LeakyRelu> = true;
+
 struct Elu {
     static __device__ __forceinline__ real forward(real z) {
         const real below = exp_minus_one(z < 0.0f ? z : 0.0f);  // of all elements, and not behind a branch of some

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 from collections.abc import Sequence
@@ -17,13 +18,20 @@ from helpers import EPS32, first_and_thorough, numpy_alone
 from host_program import HostProgram
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_cases.tensor import ERRORS
+from kernel_cases.tensor import ERRORS, PRECISION_OF
 
 from mlpgpu import Dataset, Dense, Dropout, Huber, LocallyConnected, Network, Standardize
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends import Sampling, get_backend
 from mlpgpu.backends.cuda import kernels
-from mlpgpu.backends.cuda.kernels import OF_PRECISION, OPERAND_FORMATS, TILES, OperandFormat, all_entries, ceil_div
+from mlpgpu.backends.cuda.kernels import (
+    OF_PRECISION,
+    OPERAND_FORMATS,
+    TILES,
+    OperandFormat,
+    all_entries,
+    ceil_div,
+)
 from mlpgpu.backends.cuda.kernels.launches import At, Launch, Lowered, Map
 from mlpgpu.backends.cuda.lower.lowering import lower, lower_evaluation
 from mlpgpu.backends.cuda.select import thresholds
@@ -113,6 +121,11 @@ def plans(draw: st.DrawFn) -> Plan:
     )
 
 
+# Thresholds by which a step of one shard on sm_90a has nothing but products of operands without scales.
+OF_STEPS_ALONE = {
+    "UNSCALED_STEP_HUNDREDTHS": 0, "NARROW_LEAST_ROWS": 1, "LAYERS_TENTHS": 0, "ROW_STEP_IS_USED": False,
+    "TENSOR_ROW_STEP_IS_USED": False,
+}  # fmt: skip
 LEAST = ("GEMM_LEAST_WIDTH", "GEMM_LEAST_WEIGHTS", "GEMM_LEAST_ROWS")
 ARCHITECTURES = st.sampled_from(["sm_75", "sm_80", "sm_90a"])
 
@@ -580,9 +593,11 @@ def test_on_compute_capability_9_products_take_maps_of_components(precision: str
     low = lowered(tensor_plan(precision=precision), arch="sm_90a")
     assert len(low.maps()) == len(set(low.maps()))
     for map in low.maps():
-        element_bytes = 2 * map.components * kernels.padded_columns(map.columns)
+        # Steps and evaluations may have operands of another format in one array.
+        alike = [other for other in low.maps() if other.array == map.array]
+        elements = max(2 * other.components * kernels.padded_columns(other.columns) * other.rows for other in alike)
         places = low.stages if map.array in low.staged_bytes else 1
-        assert low.bytes[map.array] == element_bytes * map.rows * places and map.place < places
+        assert low.bytes[map.array] == elements * places and map.place < places
         assert map.rows % 128 == 0 < map.box[0] <= 256 and map.box[1] == 64
     products = [launch for launch in low.launches() if launch.entry.name.startswith("tensor")]
     for launch in products:
@@ -605,9 +620,9 @@ def test_tiles_of_sm90_follow_what_they_cost() -> None:
             (1, 1, small),
         ):
             assert gemm_tile(operand_format, m, n, 1024, 132, "sm_90a")[0] == best
-        assert {gemm_tile(operand_format, m, n, 1024, 132, "sm_100")[0] for m in (1, 9999) for n in (1, 9999)} == set(
-            kernels.sm80_tiles(operand_format)
-        )
+        others = set(kernels.sm80_tiles(operand_format))
+        sizes = [(m, n) for m in (1, 9999) for n in (1, 9999)] if others else []
+        assert {gemm_tile(operand_format, m, n, 1024, 132, "sm_100")[0] for m, n in sizes} == others
 
 
 @pytest.mark.parametrize(
@@ -616,7 +631,7 @@ def test_tiles_of_sm90_follow_what_they_cost() -> None:
         ("float32-ieee", "sm_90a", {}),
         ("float32", "sm_75", {}),
         ("float32", "sm_90a", {"reduction": "atomic"}),
-        ("float32", "sm_90a", {"capacity": 64}),
+        ("float32", "sm_90a", {"capacity": 15}),
         ("float32", "sm_90a", {"capacity": 256, "shards": 4}),
     ],
 )
@@ -963,12 +978,16 @@ def check_on_tensor_cores(
     for name in LEAST:
         monkeypatch.setattr(thresholds, name, 1)
     monkeypatch.setattr(thresholds, "MOST_UNSCALED_WEIGHTS", 0 if operand_format.scaled else 1 << 62)
-    precision = next(precision for precision, forms in OF_PRECISION.items() if operand_format in forms)
-    epoch = Epoch(layers, options, rates=(0.1, 0.02), precision=precision, as_bytes=as_bytes)
-    host = HostProgram(epoch.plan, epoch.data, epoch.sampling)
+    is_of_steps = operand_format == kernels.BFLOAT16_TRIPLE  # of one shard on sm_90a; evaluations have another one
+    if is_of_steps:
+        for name, value in OF_STEPS_ALONE.items():
+            monkeypatch.setattr(thresholds, name, value)
+        options = {**options, "shards": 1}
+    epoch = Epoch(layers, options, rates=(0.1, 0.02), precision=PRECISION_OF[operand_format], as_bytes=as_bytes)
+    host = HostProgram(epoch.plan, epoch.data, epoch.sampling, arch="sm_90a" if is_of_steps else "sm_80")
     assert all(
         operand_format.name in launch.entry.name
-        for launch in host.low.launches()
+        for launch in (itertools.chain(*host.low.shards) if is_of_steps else host.low.launches())
         if launch.entry.name.startswith("tensor")
     )
     assert not any(launch.entry.name.startswith("dense") for launch in host.low.launches())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from itertools import pairwise, product
 from typing import Any
@@ -16,7 +17,7 @@ from helpers import EPS32
 from host_program import HostProgram
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_cases.tensor import ERRORS
+from kernel_cases.tensor import ERRORS, PRECISION_OF
 from test_cuda_lowering import ARCHITECTURES, OWNED, lowered, make_plan, names, plans
 
 from mlpgpu import Dense, Dropout, Huber
@@ -25,6 +26,7 @@ from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import (
     BFLOAT16,
     BFLOAT16_PAIR,
+    BFLOAT16_TRIPLE,
     HALF,
     HALF_PAIR,
     OF_PRECISION,
@@ -39,7 +41,14 @@ from mlpgpu.backends.cuda.kernels import (
 from mlpgpu.backends.cuda.kernels.launches import At, Lowered
 from mlpgpu.backends.cuda.select import dense, thresholds
 from mlpgpu.backends.cuda.select import loss as losses
-from mlpgpu.backends.cuda.select.counted import cluster_clocks, is_faster, product_clocks, simt_clocks
+from mlpgpu.backends.cuda.select.counted import (
+    cluster_clocks,
+    is_faster,
+    pass_clocks,
+    product_clocks,
+    simt_clocks,
+    staged_pass_clocks,
+)
 from mlpgpu.backends.cuda.select.dense import (
     CountedLayer,
     DensePath,
@@ -77,6 +86,7 @@ EVERYWHERE = {
     "COUNTED_TENTHS": 0, "LAYERS_TENTHS": 0, "ROW_STEP_IS_USED": False,
     "TENSOR_ROW_STEP_IS_USED": False,
 }  # fmt: skip
+EACH_FORMAT = [BFLOAT16, BFLOAT16_PAIR, BFLOAT16_TRIPLE, HALF_PAIR]
 NEW = {f"_{tile.name}" for operand_format in OPERAND_FORMATS for tile in narrow_tiles(operand_format)}
 NEW |= {f"_{tile.name}" for tile in WARP_SPLIT_TILES}
 
@@ -230,7 +240,7 @@ def test_the_chosen_tile_of_products_is_counted_least(m: int, n: int, k: int, mu
 
 @given(
     st.integers(1, 3000), st.integers(1, 3000), st.sampled_from([1, 16, 64, 255, 256, 5000]),
-    st.sampled_from([None, *OPERAND_FORMATS]), st.sampled_from(["sm_75", "sm_80", "sm_90a"]),
+    st.sampled_from([None, *itertools.chain(*OF_PRECISION.values())]), st.sampled_from(["sm_75", "sm_80", "sm_90a"]),
 )  # fmt: skip
 def test_an_evaluation_sums_in_the_order_of_widths_alone(
     k: int, n: int, rows: int, operand_format: OperandFormat | None, arch: str
@@ -323,7 +333,49 @@ def test_what_few_rows_or_weights_gain_is_not_worth_the_passes() -> None:
     """A layer between others on plain cores needs two passes; scaled operands need some of every layer."""
     small = [Dense(20, 24, "relu"), Dense(24, 300, "relu"), Dense(300, 40)]
     assert products_of(small, 64).count("Gemm") == 0
-    assert products_of(MANY_ROWS, 512, "float32", loss="squared_error").count("Gemm") == 0
+    with patch.object(thresholds, "UNSCALED_STEP_HUNDREDTHS", 1 << 30):
+        assert products_of(MANY_ROWS, 512, "float32", loss="squared_error").count("Gemm") == 0
+
+
+def test_steps_in_float32_have_operands_without_scales_where_that_is_counted_less() -> None:
+    """Products of six components in place of three, and no passes; what an evaluation computes follows no batch."""
+    layers = [Dense(784, 512, "relu"), Dense(512, 512, "relu"), Dense(512, 10)]
+    large = [Dense(784, 4096, "relu"), Dense(4096, 4096, "relu"), Dense(4096, 10)]
+    clipped = OPTIMIZERS["Momentum"](0.1, clip_norm=1.0)
+    for found, expected, options in (
+        (layers, BFLOAT16_TRIPLE, {}),
+        (layers, BFLOAT16, {"precision": "bfloat16"}),
+        (layers, BFLOAT16_PAIR, {"precision": "tf32"}),
+        (layers, HALF_PAIR, {"shards": 2}),
+        (layers, HALF_PAIR, {"optimizer": clipped}),
+        (layers, HALF_PAIR, {"capacity": 15}),
+        (large, HALF_PAIR, {"capacity": 8192}),
+    ):
+        plan = make_plan(found, loss="softmax_cross_entropy", **{"capacity": 256, "precision": "float32", **options})
+        step, evaluation = (select(plan, STEP.setting, is_training=is_training) for is_training in (True, False))
+        assert step.work.operand_format == expected
+        assert ("counted at" in step.operand_format.why) == (expected == BFLOAT16_TRIPLE)
+        is_triple = expected == BFLOAT16_TRIPLE
+        assert evaluation.work.operand_format == (HALF_PAIR if is_triple else expected)
+    before = dataclasses.replace(STEP.setting, arch="sm_80")
+    plan = make_plan(layers, loss="softmax_cross_entropy", capacity=256, precision="float32")
+    assert select(plan, before, is_training=True).work.operand_format == HALF_PAIR
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_an_evaluation_between_steps_changes_no_bit() -> None:
+    """Its operands, of another format, lie in the same arrays; a run makes its own of the weights anew."""
+    found = []
+    for evaluates in (False, True):
+        epoch, host, made = on_host("from product to product", BFLOAT16_TRIPLE)
+        assert all("triple" in name for name in made)
+        host.load(epoch.state)
+        for _ in range(2):
+            host.run(epoch.rates)
+            if evaluates:
+                host.evaluate()
+        found.append(host.parameters.copy())
+    np.testing.assert_array_equal(*found)
 
 
 def test_layers_behind_one_that_is_cut_are_counted() -> None:
@@ -354,9 +406,9 @@ def test_the_chosen_layers_are_counted_least(
             if operand_format.scaled:
                 continue
             if place == 0:
-                passes += thresholds.SPLIT_PASS_CLOCKS // 2 if is_on else 0
+                passes += staged_pass_clocks(operand_format, rows * layer.k) if is_on else 0
             elif on[place - 1] != is_on and not (on[place - 1] and layer.has_head):
-                passes += thresholds.SPLIT_PASS_CLOCKS
+                passes += pass_clocks(operand_format, rows * layer.k)
         biases = thresholds.LAUNCH_CLOCKS if any(on) and not operand_format.scaled else 0
         return total + thresholds.LAYERS_TENTHS * (passes + biases)
 
@@ -830,14 +882,14 @@ STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
 
 def on_host(case: str, operand_format: OperandFormat) -> tuple[Epoch, HostProgram, list[str]]:
     """An epoch of a step in the precision of a format, on sm_90a on the host; the names of kernels that multiply."""
-    precision = next(precision for precision, formats in OF_PRECISION.items() if operand_format in formats)
-    epoch = Epoch(*STEPS[case], rates=(0.1, 0.02), precision=precision)
-    host = HostProgram(epoch.plan, epoch.data, epoch.sampling, arch="sm_90a", multiprocessors=132)
+    epoch = Epoch(*STEPS[case], rates=(0.1, 0.02), precision=PRECISION_OF[operand_format])
+    with patch.object(thresholds, "UNSCALED_STEP_HUNDREDTHS", 0 if operand_format == BFLOAT16_TRIPLE else 1 << 30):
+        host = HostProgram(epoch.plan, epoch.data, epoch.sampling, arch="sm_90a", multiprocessors=132)
     return epoch, host, [launch.entry.name for shard in host.low.shards for launch in shard if launch.entry.products]
 
 
 @pytest.mark.usefixtures("everywhere")
-@pytest.mark.parametrize("operand_format", [BFLOAT16, BFLOAT16_PAIR, HALF_PAIR], ids=lambda each: each.name)
+@pytest.mark.parametrize("operand_format", EACH_FORMAT, ids=lambda each: each.name)
 @pytest.mark.parametrize("case", STEPS)
 @pytest.mark.parametrize("sums_apart", [False, True])
 def test_an_epoch_on_narrow_tiles(
@@ -860,7 +912,7 @@ def test_an_epoch_on_narrow_tiles(
 
 
 @pytest.mark.usefixtures("everywhere")
-@pytest.mark.parametrize("operand_format", [BFLOAT16, BFLOAT16_PAIR, HALF_PAIR], ids=lambda each: each.name)
+@pytest.mark.parametrize("operand_format", EACH_FORMAT, ids=lambda each: each.name)
 @pytest.mark.parametrize("split", [2, 8])
 def test_an_epoch_whose_gradients_clusters_make(
     split: int, operand_format: OperandFormat, monkeypatch: pytest.MonkeyPatch
@@ -874,7 +926,7 @@ def test_an_epoch_whose_gradients_clusters_make(
 
 
 @pytest.mark.usefixtures("everywhere")
-@pytest.mark.parametrize("operand_format", [BFLOAT16, BFLOAT16_PAIR, HALF_PAIR], ids=lambda each: each.name)
+@pytest.mark.parametrize("operand_format", EACH_FORMAT, ids=lambda each: each.name)
 @pytest.mark.parametrize("split", [2, 8])
 def test_an_epoch_whose_clusters_share_k(
     split: int, operand_format: OperandFormat, monkeypatch: pytest.MonkeyPatch

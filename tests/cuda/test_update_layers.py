@@ -231,7 +231,8 @@ def test_kinds_are_launches_of_their_own_and_one_layer_stays_alone(monkeypatch: 
     assert updates(lowered(plan_of(frozen))) == [by_parts]
     assert updates(lowered(plan_of([replace(frozen[0], trainable=False), *frozen[1:]]))) == [one]
     # Few columns by few rows have no such launch.
-    few = updates(lowered(plan_of([Dense(48, 84, "relu"), Dense(84, 21, "relu"), Dense(21, 10)], capacity=20)))
+    layers = [Dense(48, 84, "relu"), Dense(84, 21, "relu"), Dense(21, 10)]
+    few = updates(lowered(plan_of(layers, precision="float32-ieee", capacity=20)))
     assert few == ["one_Momentum_few_columns", "several_Momentum_small_n"]
     monkeypatch.setattr(thresholds, "UPDATES_HAVE_PARTS", False)
     layers = [Dense(48, 84, "relu"), Dense(84, 21)]

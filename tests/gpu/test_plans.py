@@ -18,11 +18,11 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 from helpers import EPS32, LOSS_KINDS, LOSS_OF, dataset, numpy_alone
-from kernel_cases.tensor import ERRORS
+from kernel_cases.tensor import ERRORS, PRECISION_OF
 
 from mlpgpu import SGD, Adam, Dataset, Dense, Dropout, LocallyConnected, Momentum, Network, Standardize, Trainer
 from mlpgpu.activations import ACTIVATIONS
-from mlpgpu.backends.cuda.kernels import OF_PRECISION, OPERAND_FORMATS, SUMS_OF_TERMS, OperandFormat
+from mlpgpu.backends.cuda.kernels import BFLOAT16_TRIPLE, OF_PRECISION, OPERAND_FORMATS, SUMS_OF_TERMS, OperandFormat
 from mlpgpu.backends.cuda.run import training
 from mlpgpu.backends.cuda.runtime import Device, modules
 from mlpgpu.backends.cuda.select import thresholds
@@ -354,7 +354,6 @@ def on_tensor_cores(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
         monkeypatch.setattr(thresholds, name, 1)
 
 
-PRECISION_OF = {operand_format: precision for precision, forms in OF_PRECISION.items() for operand_format in forms}
 EACH_FORM = pytest.mark.parametrize(
     "operand_format", OPERAND_FORMATS, indirect=True, ids=lambda operand_format: operand_format.name
 )
@@ -365,6 +364,8 @@ def operand_format(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     """What components hold in the test, whatever the widths."""
     operand_format: OperandFormat = request.param
     monkeypatch.setattr(thresholds, "MOST_UNSCALED_WEIGHTS", 0 if operand_format.scaled else 1 << 62)
+    is_of_steps_alone = operand_format == BFLOAT16_TRIPLE
+    monkeypatch.setattr(thresholds, "UNSCALED_STEP_HUNDREDTHS", 0 if is_of_steps_alone else 1 << 30)
     return operand_format
 
 

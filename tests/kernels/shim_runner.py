@@ -31,6 +31,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from kernel_cases.case import Case, Mapped, Shifted, followed_by_components
 from kernel_cases.tensor import is_sampled
 from numpy.typing import ArrayLike, DTypeLike
 
@@ -197,6 +198,21 @@ def run(
     for name, value in ascending.items():
         _compare(f"{entry.name}: {name}", value, descending[name], (tolerance or {}).get(name))
     return ascending
+
+
+def as_passed(value: object) -> object:
+    """An argument of a case as the shim takes it."""
+    if isinstance(value, Shifted):
+        return From(np.insert(value.array.ravel(), 0, np.nan), value.array.itemsize)
+    return followed_by_components(value) if isinstance(value, Mapped) else value
+
+
+def run_case(case: Case) -> dict[str, np.ndarray]:
+    """Launch a case's kernel as :func:`run` does."""
+    # Both orders are within the bound of the same number.
+    tolerance = {name: 2 * output.bound for name, output in case.outputs.items()} if case.atomic else None
+    args = {name: as_passed(value) for name, value in case.args.items()}
+    return run(case.entry, case.grid, case.entry.threads, args, constants=case.constants, tolerance=tolerance)
 
 
 def _compare(what: str, ascending: np.ndarray, descending: np.ndarray, tolerance: ArrayLike | None) -> None:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from drawn import first_and_drawn, share_of
 from kernel_cases import all_cases, dense, rows
-from kernel_cases.case import UNWRITTEN, Case, Mapped, Shifted, batches, followed_by_components, whole
+from kernel_cases.case import UNWRITTEN, Case, batches, whole
 from kernel_cases.rows import check_initialised, initialised_steps
 from kernel_cases.tensor import is_sampled
-from shim_runner import From, plant, planted, program_name, run
+from shim_runner import plant, planted, program_name, run, run_case
 
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import TILES, Entry, all_entries
@@ -21,20 +21,6 @@ from mlpgpu.backends.cuda.kernels import TILES, Entry, all_entries
 ALL_CASES = all_cases()
 CASES = [case for case in ALL_CASES if not case.entry.host_excluded and is_sampled(case.entry)]
 SMALLEST = TILES[-1]
-
-
-def as_passed(value: object) -> object:
-    """An argument of a case as the shim takes it."""
-    if isinstance(value, Shifted):
-        return From(np.insert(value.array.ravel(), 0, np.nan), value.array.itemsize)
-    return followed_by_components(value) if isinstance(value, Mapped) else value
-
-
-def run_case(case: Case) -> dict[str, np.ndarray]:
-    # Both orders are within the bound of the same number.
-    tolerance = {name: 2 * output.bound for name, output in case.outputs.items()} if case.atomic else None
-    args = {name: as_passed(value) for name, value in case.args.items()}
-    return run(case.entry, case.grid, case.entry.threads, args, constants=case.constants, tolerance=tolerance)
 
 
 def parameters() -> Iterator[Any]:
@@ -809,9 +795,27 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "lo multiplied by lo": (
         "gemm/gemm_sm90.cuh",
-        "multiply(c, 1, 0, true);",
-        "multiply(c, 1, 1, true);",
+        "multiply(c, p, both - p, true);",
+        "multiply(c, p, p ? p : both, true);",
         kernels.tensor_backward_weight(kernels.sm90_tiles(kernels.HALF_PAIR)[-1]),
+    ),
+    "products of the last of three components left out": (
+        "gemm/gemm_sm90.cuh",
+        "for (int both = T::COMPONENTS - 1; both > 0; --both)",
+        "for (int both = 1; both > 0; --both)",
+        kernels.tensor_backward_weight(kernels.sm90_tiles(kernels.BFLOAT16_TRIPLE)[-1]),
+    ),
+    "three components, of which each is shifted": (
+        "gemm/operand_formats.cuh",
+        "return components > 2 ? 0 : 7;",
+        "return components > 2 ? 1 : 7;",
+        kernels.split_rows(kernels.BFLOAT16_TRIPLE),
+    ),
+    "every derivative from the first component alone": (
+        "math/activations.cuh",
+        "constexpr bool DERIVED_BY_SIGN = false;",
+        "constexpr bool DERIVED_BY_SIGN = true;",
+        kernels.tensor_backward_input("tanh", kernels.sm90_tiles(kernels.BFLOAT16_TRIPLE)[-1]),
     ),
     "barrier removed between warps of a prefix sum": (
         "primitives/scan.cuh",

@@ -222,11 +222,10 @@ def batches(rows: int) -> list[Batch]:
     return [whole(rows), *thirds, *last]
 
 
-BFLOAT16_SHIFT = (
-    7  # by which each component's numbers are larger than what they stand for beside those of the component before
-)
-# By the number of components of bfloat16: what they may be off by of a number.
-BFLOAT_ERRORS = {1: 2.0**-8, 2: 2.0**-17}
+# By the number of components of bfloat16: by how many binades each component's numbers are larger than what they stand
+# for beside those of the component before; and what all may be off by of a number.
+BFLOAT16_SHIFTS = {1: 0, 2: 7, 3: 0}
+BFLOAT_ERRORS = {1: 2.0**-8, 2: 2.0**-17, 3: 2.0**-24}
 
 
 def bfloat16_values(bits: np.ndarray) -> np.ndarray:
@@ -247,16 +246,15 @@ def bfloat16_words(x: np.ndarray, components: int) -> np.ndarray:
         word = np.where(np.isfinite(rest) & (word & 0x7FFF == 0x7F80), rest.view(np.uint32) >> 16, word)
         words.append(word.astype(np.uint16))
         with np.errstate(invalid="ignore"):
-            left = (wide(rest) - bfloat16_values(words[-1])) * 2.0**BFLOAT16_SHIFT
+            left = (wide(rest) - bfloat16_values(words[-1])) * 2.0 ** BFLOAT16_SHIFTS[components]
         rest = np.where(np.isfinite(rest), left, 0.0).astype(np.float32)
     return np.stack([*words, bfloat16_bits(rest)])
 
 
 def joined(words: np.ndarray) -> np.ndarray:
     """What the words (P, …) of components of bfloat16 stand for."""
-    return sum(
-        bfloat16_values(component_stride) * 2.0 ** (-BFLOAT16_SHIFT * p) for p, component_stride in enumerate(words)
-    )
+    shift = BFLOAT16_SHIFTS[len(words)]
+    return sum(bfloat16_values(component) * 2.0 ** (-shift * p) for p, component in enumerate(words))
 
 
 def together(words: np.ndarray) -> np.ndarray:

@@ -10,13 +10,11 @@ from typing import ClassVar
 from ....activations import ACTIVATIONS
 from ...sources import camel
 from .entry import DENSE_PRODUCT, DROPS, ROW_THREADS, ROWS, WARP, Entry, Product, arguments, ceil_div, dropping
-from .operand_format import BFLOAT16, BFLOAT16_PAIR, OperandFormat
+from .operand_format import BFLOAT16, BFLOAT16_PAIR, BFLOAT16_TRIPLE, OperandFormat
 from .updates import RULES, slot_count
 
-# Of operands that a product itself splits as it stages them (gemm/split_sm80.cuh).
-SPLIT_FORMAT = OperandFormat("Bfloat16Triple", 3, scaled=False)
 # What the kernels that split numbers themselves multiply, but that a pair's second component is not scaled.
-FORMAT_OF_COMPONENTS = {each.components: each for each in (BFLOAT16, BFLOAT16_PAIR, SPLIT_FORMAT)}
+FORMAT_OF_COMPONENTS = {each.components: each for each in (BFLOAT16, BFLOAT16_PAIR, BFLOAT16_TRIPLE)}
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,7 @@ class SplitSm80Tile(BlockTile):
     main_loop: ClassVar[str | None] = "gemm/split_sm80.cuh"
     needs: ClassVar[str] = "sm_80"
     spill_bytes: ClassVar[int] = 40  # around the epilogue
-    operand_format: ClassVar[OperandFormat | None] = SPLIT_FORMAT
+    operand_format: ClassVar[OperandFormat | None] = BFLOAT16_TRIPLE
 
     @property
     def shared_bytes(self) -> int:
@@ -142,7 +140,7 @@ class SplitSm90Tile(BlockTile):
     main_loop: ClassVar[str | None] = "gemm/split_sm90.cuh"
     needs: ClassVar[str] = "sm_90a"
     spill_bytes: ClassVar[int] = _RECOMPUTED_BYTES
-    operand_format: ClassVar[OperandFormat | None] = SPLIT_FORMAT
+    operand_format: ClassVar[OperandFormat | None] = BFLOAT16_TRIPLE
 
     @property
     def shared_bytes(self) -> int:
@@ -311,7 +309,7 @@ def dense_backward_update(rule: str, tile: SimtTile | WarpSplitTile | SplitSm80T
         return Entry(
             entry, "dense/large_k_update.cuh", function, signature, *_large_k_shape(slot_count(rule)),
             needs="sm_90a", spill_bytes=_RECOMPUTED_BYTES, constants=True, products=(DENSE_PRODUCT,),
-            operand_format=SPLIT_FORMAT, block=f"LargeKUpdate<{rule}Rule>",
+            operand_format=BFLOAT16_TRIPLE, block=f"LargeKUpdate<{rule}Rule>",
         )  # fmt: skip
     if tile == "few_columns":
         return Entry(

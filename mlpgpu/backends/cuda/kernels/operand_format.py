@@ -12,7 +12,7 @@ class OperandFormat:
 
     Attributes:
         struct: of gemm/operand_formats.cuh.
-        components: 16-bit numbers that stand for one of float32: hi, or hi and lo.
+        components: 16-bit numbers that stand for one of float32: hi, hi and lo, or three.
         scaled: whether rows or columns have scales.
     """
 
@@ -45,4 +45,5 @@ class OperandFormat:
 
 HALF_PAIR, HALF = OperandFormat("HalfPair", 2, scaled=True), OperandFormat("Half", 1, scaled=True)
 BFLOAT16, BFLOAT16_PAIR = OperandFormat("Bfloat16", 1, scaled=False), OperandFormat("Bfloat16Pair", 2, scaled=False)
-OPERAND_FORMATS = BFLOAT16, BFLOAT16_PAIR, HALF, HALF_PAIR
+BFLOAT16_TRIPLE = OperandFormat("Bfloat16Triple", 3, scaled=False)
+OPERAND_FORMATS = BFLOAT16, BFLOAT16_PAIR, BFLOAT16_TRIPLE, HALF, HALF_PAIR

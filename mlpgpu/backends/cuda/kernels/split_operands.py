@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .entry import ROW_THREADS, ROWS, SOURCES, WARP, WARPS_PER_BLOCK, Entry, arguments, ceil_div
-from .operand_format import BFLOAT16, BFLOAT16_PAIR, HALF, HALF_PAIR, OPERAND_FORMATS, OperandFormat
+from .operand_format import BFLOAT16, BFLOAT16_PAIR, BFLOAT16_TRIPLE, HALF, HALF_PAIR, OPERAND_FORMATS, OperandFormat
 
 ROW_PADDING, COLUMN_PADDING = 128, 64  # what components are padded to multiples of
 TENSOR_MAP_BYTES = 128
@@ -22,6 +22,8 @@ OF_PRECISION = {
     "tf32": (BFLOAT16_PAIR, HALF),
     "bfloat16": (BFLOAT16, BFLOAT16),
 }
+# And another one of training steps, where it is counted to take less; an evaluation always has one of those above.
+OF_STEPS = {"float32": BFLOAT16_TRIPLE}
 
 
 def padded_rows(rows: int) -> int:

@@ -10,7 +10,7 @@ from ....activations import ACTIVATIONS
 from ...sources import camel
 from .entry import DENSE_PRODUCT, DROPS, ROWS, Entry, arguments, ceil_div, dropping
 from .losses import LOSS_SUMS, SUMS_OF_TERMS, reads_numbers
-from .operand_format import BFLOAT16_PAIR, HALF, HALF_PAIR, OPERAND_FORMATS, OperandFormat
+from .operand_format import BFLOAT16_PAIR, BFLOAT16_TRIPLE, HALF, HALF_PAIR, OPERAND_FORMATS, OperandFormat
 from .updates import RULES, slot_count
 
 LOSS_COLUMNS = 8  # a product that ends with a loss has a multiple of these: vectors of a component
@@ -96,7 +96,7 @@ class Sm90Tile:
     source = "const TensorMap*"
     needs = "sm_90a"
     blocks = 1
-    spill_bytes = 64  # in the epilogue, of scaled formats
+    spill_bytes = 80  # in the epilogue, of scaled formats, and of three components where four warpgroups share rows
     pdl = True  # programmatic dependent launch
     K = 64
 
@@ -204,8 +204,17 @@ class ClusterSplitTile:
 
     @property
     def blocks(self) -> int:
-        """How many blocks fit on a multiprocessor at once: as many as the sums in registers allow."""
+        """How many blocks fit on a multiprocessor at once: as many as the sums in registers allow; but one of three
+        components whose blocks share k, each with more stages."""
+        if self.operand_format.components == 3 and self.split > 1:
+            return 1
         return 3 if self.operand_format.components == 1 else 2
+
+    def at_once(self, multiprocessors: int) -> int:
+        """How many blocks are on a card at once: where each has a multiprocessor to itself, clusters of four and eight
+        leave some idle, 12 of 132 of an H100."""
+        room = self.blocks * multiprocessors
+        return room * 10 // 11 if self.blocks == 1 and self.split > 2 else room
 
     @property
     def cluster(self) -> int:
@@ -215,7 +224,7 @@ class ClusterSplitTile:
     @property
     def stages(self) -> int:
         """Stages of the ring: as many as the memory of that many blocks holds."""
-        return 4 if self.operand_format.components == 1 else 3
+        return {1: 4, 2: 3, 3: 2 if self.blocks > 1 else 4}[self.operand_format.components]
 
     @property
     def stage_bytes(self) -> int:
@@ -259,21 +268,23 @@ GemmTile = Sm80Tile | Sm90Tile | ClusterSplitTile
 
 
 def sm80_tiles(operand_format: OperandFormat) -> tuple[Sm80Tile, ...]:
-    """The largest first."""
+    """The largest first; none of three components, which steps have on sm_90a alone."""
+    if operand_format == BFLOAT16_TRIPLE:
+        return ()
     small = Sm80Tile(operand_format, 64, 64)
     return (small,) if operand_format == BFLOAT16_PAIR else (Sm80Tile(operand_format, 128, 128), small)
 
 
 def sm90_tiles(operand_format: OperandFormat) -> tuple[Sm90Tile, ...]:
     """The largest first: as wide as registers allow."""
-    large = Sm90Tile(operand_format, 128, 256 // operand_format.components)
+    large = Sm90Tile(operand_format, 128, 128 if operand_format.components > 1 else 256)
     return large, Sm90Tile(operand_format, 64, 128, across=2)
 
 
 def wide_tiles(operand_format: OperandFormat) -> tuple[Sm90Tile, ...]:
     """Those with rows of activations, one of which may do where the tiles above leave most of a card's last wave idle.
 
-    There are none of pairs, for whose sums three warpgroups have too few registers.
+    There are none of several components, for whose sums three warpgroups have too few registers.
     """
     return () if operand_format.components > 1 else (Sm90Tile(operand_format, 64, 192, across=3),)
 

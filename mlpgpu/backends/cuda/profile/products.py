@@ -19,6 +19,10 @@ from .costs import lengths_of
 from .probe import Probe
 
 SCRATCH = "a product alone"
+# Products of operands that lie in memory.
+_FAMILIES = {"tensor_forward", "tensor_forward_loss"} | {
+    f"tensor_backward_{of}" for of in ("input", "weight", "update")
+}
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class Products:
     def launches(self) -> list[Launch]:
         """The launches of products in the first shard, in the order of a step."""
         shard = self._probe.binder.lowered.shards[0]
-        return [launch for launch in shard if launch.entry.operand_format in kernels.OPERAND_FORMATS]
+        return [launch for launch in shard if _family(launch) in _FAMILIES]
 
     def address(self, array: str) -> int:
         """The address of an array of the program."""

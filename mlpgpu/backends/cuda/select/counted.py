@@ -49,7 +49,8 @@ def slice_clocks(tile: Sm90Tile, m: int, n: int, multiprocessors: int) -> int:
     read = products * tile.consumers * 2 * tile.K * (64 + tile.n // tile.across)
     shared_memory = (read + tile.stage_bytes) // thresholds.SHARED_BYTES_PER_CLOCK
     waves = ceil_div(tile.clusters(m, n), max(1, multiprocessors // tile.cluster))
-    return waves * max(multiply, shared_memory)
+    clocks = waves * max(multiply, shared_memory)
+    return clocks if tile.stages > 2 else clocks * thresholds.TWO_STAGES_TENTHS // 10
 
 
 def gemm_clocks(tile: Sm90Tile, m: int, n: int, k: int, multiprocessors: int) -> int:
@@ -92,7 +93,7 @@ def cluster_clocks(
     if tiles is not None and sums_columns:
         rows_summed = ceil_div(tile.K, tiles // tile.split)
         of_slice = max(of_slice, thresholds.CLUSTER_SUMMED_CLOCKS + thresholds.SUMMED_ROW_CLOCKS * rows_summed)
-    at_once = min(blocks, tile.blocks * multiprocessors)
+    at_once = min(blocks, tile.at_once(multiprocessors))
     slices = ceil_div(blocks, at_once) * ceil_div(ceil_div(rows, tile.K), tile.split)
     of_cluster = thresholds.CLUSTER_CLOCKS + thresholds.CLUSTER_BLOCK_CLOCKS * tile.split
     return slices * max(of_slice, _cached_clocks(tile, at_once, multiprocessors)) + of_cluster
@@ -285,10 +286,23 @@ def rounds_of_warps(m: int, n: int) -> tuple[int, int]:
     return rounds[wide], wide
 
 
-def pass_clocks(operand_format: OperandFormat) -> int:
-    """The passes of a step that make a layer's operands: those with scales need one for each of W, x and dz; others are
-    left by whoever makes the numbers, but for inputs."""
-    return thresholds.SPLIT_PASS_CLOCKS * 3 if operand_format.scaled else thresholds.SPLIT_PASS_CLOCKS // 2
+def pass_clocks(operand_format: OperandFormat, numbers: int, *, splits: int = 1) -> int:
+    """Of a pass that makes operands of so many float32 numbers, in ``splits`` ways."""
+    bytes_moved = (4 + 2 * operand_format.components * splits) * numbers
+    streamed = streamed_clocks(bytes_moved, alone=not operand_format.scaled)
+    return max(thresholds.SPLIT_PASS_CLOCKS, thresholds.LAUNCH_CLOCKS + streamed)
+
+
+def staged_pass_clocks(operand_format: OperandFormat, numbers: int) -> int:
+    """A step's share of such a pass over inputs of several steps."""
+    return max(thresholds.SPLIT_PASS_CLOCKS // 2, streamed_clocks((4 + 2 * operand_format.components) * numbers))
+
+
+def operand_clocks(operand_format: OperandFormat, k: int, n: int, rows: int) -> int:
+    """The passes of a step that make the operands of a layer (k, n), if these have scales: over x, W, and dz, which is
+    split in two ways.  Others are left by whoever makes the numbers."""
+    of_x, of_weight = pass_clocks(operand_format, rows * k), pass_clocks(operand_format, k * n)
+    return of_x + of_weight + pass_clocks(operand_format, rows * n, splits=2)
 
 
 def simt_clocks(tile: SimtTile | WarpSplitTile, m: int, n: int, k: int, multiprocessors: int, parts: int = 1) -> int:

@@ -25,12 +25,14 @@ from .counted import (
     head_clocks,
     input_clocks,
     is_faster,
+    operand_clocks,
     partials_clocks,
     parts_clocks,
     parts_of_rows,
     pass_clocks,
     simt_clocks,
     slices_in_turn,
+    staged_pass_clocks,
     streamed_clocks,
     update_clocks,
 )
@@ -386,12 +388,13 @@ def count_step(layers: Sequence[CountedLayer], work: Work) -> CountedStep | None
         for is_on in _ways(layer, work):
             clocks = tenths * _tensor_clocks(layer, work) if is_on else 10 * _plain_clocks(layer, work)
             for before, (until, chosen) in best.items():
-                passes, one_pass = 0, 0 if is_scaled else _pass_clocks(layer, work)
-                if is_on and not (before and layer.follows):
-                    is_staged = not chosen and one_pass == thresholds.SPLIT_PASS_CLOCKS
-                    passes += one_pass // 2 if is_staged else one_pass  # of first inputs for several steps at once
-                if before and not (layer.follows and (is_on or layer.has_head)):
-                    passes += one_pass  # of the delta that this layer leaves for the one before
+                passes = 0
+                if is_on and not is_scaled and not (before and layer.follows):
+                    of_inputs = pass_clocks if chosen else staged_pass_clocks  # first inputs: of several steps at once
+                    passes += of_inputs(work.operand_format, work.rows * layer.k)
+                # The delta that this layer leaves for the one before.
+                if before and not is_scaled and not (layer.follows and (is_on or layer.has_head)):
+                    passes += pass_clocks(work.operand_format, work.rows * layer.k)
                 total = until + clocks + tenths * passes
                 if is_on not in found or total < found[is_on][0]:
                     found[is_on] = total, (*chosen, is_on)
@@ -418,20 +421,14 @@ def _ways(layer: CountedLayer, work: Work) -> tuple[bool, ...]:
     return (True,) if _is_large(layer.k, layer.n, work) else (False, True)
 
 
-def _pass_clocks(layer: CountedLayer, work: Work) -> int:
-    """Of a pass over a layer's x or its gradient, of which long rows are more than a launch."""
-    if not is_cut(layer.k, layer.n):
-        return thresholds.SPLIT_PASS_CLOCKS
-    return max(thresholds.SPLIT_PASS_CLOCKS, streamed_clocks(6 * work.rows * layer.k, alone=False))
-
-
 def _tensor_clocks(layer: CountedLayer, work: Work) -> int:
     """Of a layer's products and of the passes that make its operands, where all need some."""
     operand_format, sms, arch = work.operand_format, work.setting.multiprocessors, work.setting.arch
     assert operand_format is not None
     k, n, rows = layer.k, layer.n, product_rows(work)
     is_alone = work.tensor_shapes is None and not thresholds.LAYERS_ARE_COUNTED_TOGETHER
-    clocks = pass_clocks(operand_format) if operand_format.scaled or is_alone else 0
+    clocks = operand_clocks(operand_format, k, n, work.rows) if operand_format.scaled else 0
+    clocks += thresholds.SPLIT_PASS_CLOCKS // 2 if is_alone and not operand_format.scaled else 0
     if layer.has_head:  # four launches in the place of two, and passes over x, which a head takes as it is
         clocks += 2 * thresholds.LAUNCH_CLOCKS + thresholds.LOSS_CLOCKS
         clocks += work.rows * layer.k * thresholds.SPLIT_THOUSAND_CLOCKS // 1000 if operand_format.scaled else 0

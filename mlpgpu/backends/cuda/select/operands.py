@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .... import plan as ops
 from ....plan import Plan
-from ..kernels import OF_PRECISION, OperandFormat, architecture
+from ..kernels import OF_PRECISION, OF_STEPS, OperandFormat, Sm90Tile, architecture
 from . import thresholds
 from .dense import is_wide
 from .setting import Verdict
@@ -39,6 +39,20 @@ def plan_format(plan: Plan, arch: str) -> tuple[OperandFormat | None, Verdict]:
         return found, Verdict(True, "not used, since no layer is large enough")
     limit = f"{largest:,} elements {'>' if is_large else '≤'} {thresholds.MOST_UNSCALED_WEIGHTS:,}"
     return found, Verdict(True, f"{plan.precision} by operands of {found.contents}; the largest weight has {limit}")
+
+
+def step_formats(
+    plan: Plan, arch: str, found: OperandFormat | None, *, in_place: bool
+) -> tuple[OperandFormat | None, ...]:
+    """The operand formats that a plan's steps may have, the first one being that of its evaluation.
+
+    A second one has more products of components, and no scales: who makes a number splits it, where scales take passes
+    over x, deltas and weights.  It is for products that move what they make the gradient of.
+    """
+    other = OF_STEPS.get(plan.precision)
+    is_plain = in_place and plan.shards == 1 and plan.tensor is None
+    is_another = found is not None and found.scaled and is_plain and arch == Sm90Tile.needs
+    return (found, other) if other and is_another else (found,)
 
 
 def has_own_inputs(plan: Plan, weight: str, found: OperandFormat | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -10,10 +11,11 @@ from ....plan import Plan
 from ....text import table
 from ..kernels import WHOLE_HEAD, HeadForm, Team
 from . import loss as losses
+from . import thresholds
 from .data import shard_costs, target_reads
 from .dense import CountedLayer, DensePath, count_step, dense_path, is_cut
 from .local_stack import LocalStack, find_stacks, stacked_partials
-from .operands import plan_format
+from .operands import plan_format, step_formats
 from .row_step import BlocksOfRows, blocks_of_rows
 from .setting import Setting, Verdict, Work, work_of
 from .updates import updates_in_place
@@ -217,8 +219,14 @@ def select(plan: Plan, setting: Setting, *, is_training: bool) -> Selection:
     in_place = updates_in_place(
         plan, stacked_partials(plan, multiprocessors=setting.multiprocessors, arch=setting.arch)
     )
-    work = work_of(plan, setting, found, is_training=is_training, in_place=in_place.holds)
-    blocks, tail, work = _whole_steps(plan, work)
+    is_moving = is_training and in_place.holds
+    works = [
+        work_of(plan, setting, each, is_training=is_training, in_place=in_place.holds)
+        for each in step_formats(plan, setting.arch, found, in_place=is_moving)
+    ]
+    blocks, tail, work, why = _whole_steps(plan, works)
+    if why:
+        format_verdict = Verdict(True, why)
     stacks = find_stacks(plan, operations, shards=shards, multiprocessors=setting.multiprocessors, arch=setting.arch)
     choices = _Choices(plan, work, in_place, {layer.y: stack for run, stack in stacks.items() for layer in run})
     selected = tuple(Selected(number, op, choices.path(op)) for number, op in enumerate(operations))
@@ -226,12 +234,14 @@ def select(plan: Plan, setting: Setting, *, is_training: bool) -> Selection:
     return Selection(plan, work, selected, format_verdict, blocks, tail, after_others, in_place, stacks)
 
 
-def _whole_steps(plan: Plan, work: Work) -> tuple[BlocksOfRows, Verdict, Work]:
-    """Whether a step goes by blocks of rows, or has a tail; and the work, with what is counted of all its layers."""
+def _whole_steps(plan: Plan, works: Sequence[Work]) -> tuple[BlocksOfRows, Verdict, Work, str]:
+    """Whether a step goes by blocks of rows, or has a tail; the work, with what is counted of all its layers; and why
+    it is not the first one of ``works``, which differ in their operands."""
+    work = works[0]
     if plan.tensor is not None:  # whose ranks choose alike, whatever parts they have
         in_parts = BlocksOfRows(False, "ranks have parts of the network, and exchange between layers")
         tail = _tail_of_parts(plan, work) if work.is_training else in_parts
-        return in_parts, tail, replace(work, has_tail=tail.holds)
+        return in_parts, tail, replace(work, has_tail=tail.holds), ""
     operations = plan.training if work.is_training else plan.evaluation
     dense = [op for op in operations if isinstance(op, ops.Dense)]
     shapes = {segment.name: segment.shape for segment in (*plan.parameters, *plan.partials)}
@@ -242,14 +252,25 @@ def _whole_steps(plan: Plan, work: Work) -> tuple[BlocksOfRows, Verdict, Work]:
     def tail_of(work: Work) -> Verdict:
         return losses.tail(widths, activation, work, plan.parameter_count, has_frozen=has_frozen)
 
-    step = count_step(_counted_layers(plan, dense, widths, work), work)
+    steps = [count_step(_counted_layers(plan, dense, widths, each), each) for each in works]
+    step = steps[0]
     if step is None:
         tail = tail_of(work)
-        return blocks_of_rows(plan, work), tail, replace(work, has_tail=tail.holds)
+        return blocks_of_rows(plan, work), tail, replace(work, has_tail=tail.holds), ""
+    chosen, why = work, ""
+    for other, counted in zip(works[1:], steps[1:], strict=True):
+        assert other.operand_format is not None and counted is not None
+        if thresholds.UNSCALED_STEP_HUNDREDTHS * counted.clocks < 100 * step.clocks:
+            why = (
+                f"a step has operands of {other.operand_format.contents}, counted at {counted.clocks:,} clocks and "
+                f"{step.clocks:,} by those of its evaluation"
+            )
+            chosen, step = other, counted
     without = replace(work, tensor_shapes=frozenset())
     blocks, tail = blocks_of_rows(plan, work, step), tail_of(without)  # a tail spares launches that any other way has
-    work = without if blocks or tail else replace(work, tensor_shapes=step.shapes)
-    return blocks, tail, replace(work, has_tail=tail.holds)
+    if blocks or tail:
+        return blocks, tail, replace(without, has_tail=tail.holds), ""
+    return blocks, tail, replace(chosen, tensor_shapes=step.shapes), why
 
 
 _OF_TAIL = (ops.Gather, ops.Dense, ops.SumParts, ops.Loss, ops.DenseBackward, ops.ActivationBackward, ops.BiasBackward)

@@ -81,11 +81,22 @@ GEMM_LEAST_ROWS = 256
 # scale what goes between products.  Medium (2**20 weights) in pairs 99.8 to 104.2 µs, in halves 120.5.
 MOST_UNSCALED_WEIGHTS = 1 << 21
 
+# Steps in float32 on sm_90a have operands without scales, of three bfloat16, where so many hundredths of what a step is
+# counted at with them are less than what it is with scaled ones.  An H100, with scaled ones and so, in µs:
+# 784-512-512-10 at 64 rows 40.9 and 32.9, at 256 74.5 and 45.9, 784-1024-1024-10 at 128 83.0 and 57.3, at 1,024 139 and
+# 148, six layers of 512 at 256 213 and 119, five of 192 at 8,192 402 and 283 (docs/experiments/products.md).
+UNSCALED_STEP_HUNDREDTHS = 95
+
 # What bounds a product of wgmma for a slice of 64 of k: multiply-adds of 16 bits and bytes of shared memory that a
 # multiprocessor does in a clock, by the vendor's tables.  128 by 256 takes 1,024 clocks either way, 64 by 128 384;
 # measured times follow it, beside a fixed 3.3 µs.
 MULTIPLIED_PER_CLOCK = 2048
 SHARED_BYTES_PER_CLOCK = 128
+
+# How much longer slices take where shared memory holds only two, so that one is loaded while the other is multiplied.
+# An H100, of three components: 1024 by 1024 at 1,024 rows by 64 by 128 2,150 clocks a slice, 1,540 without this; 512
+# by 512 at 8,192 by 128 by 128 4,400 and 3,070.
+TWO_STAGES_TENTHS = 14
 
 # True: activations may have tiles of 64 by 192, where their waves take less.  An H100: 6144 by 6144 at 166 rows in
 # halves 59.9 -> 42.6 µs, 2048 by 3072 at 512 23.1 -> 16.3; 1500 by 700 at 4,096 in bfloat16, back, 28.6 -> 26.9.
@@ -208,7 +219,7 @@ CLUSTERS_SHARE_ROWS = True
 # by one block a tile: 256 by 256 at 8,192 rows 36 µs, 128 by 768 at 16,384 rows 102, 768 by 128 at 16,384 69, where a
 # warp sums 6, 11 and 6 rows of a slice.  784-512-512-10 at 256 rows in bfloat16 33.9 µs a step, by clusters of two
 # 36.7.
-CLUSTER_SLICE_CLOCKS = {1: 430, 2: 850}
+CLUSTER_SLICE_CLOCKS = {1: 430, 2: 850, 3: 1300}
 CLUSTER_SUMMED_CLOCKS = 100
 CLUSTER_BLOCK_CLOCKS = 300
 CLUSTER_CLOCKS = 5000
@@ -225,8 +236,8 @@ CLUSTERS_SHARE_K = True
 # 8.3, 3072 by 512 at 512 in tf32 15.1 -> 11.8; but 1024 by 1024 at 128 in tf32, which keeps tiles of 64 by 16, 9.1 and
 # 9.6.  Of 52 launches with more blocks 50 took no less time than other tiles, so no product has more.
 CLUSTER_PRODUCT_CLOCKS = 2000
-CLUSTER_PRODUCT_SLICE_CLOCKS = {1: 300, 2: 850}
-CLUSTER_PRODUCT_CACHE_TENTHS = {1: 10, 2: 15}
+CLUSTER_PRODUCT_SLICE_CLOCKS = {1: 300, 2: 850, 3: 800}
+CLUSTER_PRODUCT_CACHE_TENTHS = {1: 10, 2: 15, 3: 15}
 
 # Bytes of slices that a multiprocessor has from the second-level cache in a clock while all load some.  512 by 512 at
 # 2,048 rows in tf32 by 64, 128 and 256 blocks: a slice of 32 KiB takes 810, 1,100 and 2,200 clocks.

@@ -140,7 +140,8 @@ def step_tile(
         return usual, 0, why
     known = product_clocks(usual, m, n, k, multiprocessors, has_floats=has_floats)
     shared = tiles_sharing_k(operand_format)
-    fitting = [tile for tile in shared if math.prod(tile.grid(m, n, multiprocessors)) <= multiprocessors]
+    room = {tile: min(multiprocessors, tile.at_once(multiprocessors)) for tile in shared}
+    fitting = [tile for tile in shared if math.prod(tile.grid(m, n, multiprocessors)) <= room[tile]]
     clocks = {tile: cluster_product_clocks(tile, m, n, k, multiprocessors) for tile in fitting}
     best = min(clocks, key=clocks.__getitem__, default=None)
     if best is None or not thresholds.CLUSTERS_SHARE_K or clocks[best] >= known:
@@ -223,4 +224,4 @@ def _leaves_memory_idle(usual: Sm90Tile, alone: ClusterSplitTile, k: int, n: int
 
 def _is_one_wave(tile: ClusterSplitTile, k: int, n: int, multiprocessors: int) -> bool:
     """Whether all blocks that move a weight (k, n) are on the card at once."""
-    return math.prod(tile.grid(k, n, multiprocessors)) <= tile.blocks * multiprocessors
+    return math.prod(tile.grid(k, n, multiprocessors)) <= tile.at_once(multiprocessors)
