@@ -57,6 +57,8 @@ WAYS: dict[str, dict[str, float]] = {
     "plain cores": {"NARROW_LEAST_ROWS": NEVER},
     "tensor cores": {"LAYERS_TENTHS": 6},
     "no clusters": {"CLUSTERS_SHARE_ROWS": False},
+    "scaled operands": {"UNSCALED_STEP_HUNDREDTHS": NEVER},
+    "operands without scales": {"UNSCALED_STEP_HUNDREDTHS": 0},
     "split along k": {
         "UNCUT_LEAST_N": NEVER,
         "UNCUT_LEAST_N_OF_SCALED": NEVER,
