@@ -931,6 +931,7 @@ TENSOR_STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
     [
         ("a loss at the end, shards", kernels.BFLOAT16),
         ("tied, clipped", kernels.BFLOAT16_PAIR),
+        ("tied, clipped", kernels.BFLOAT16_TRIPLE),
         *first_and_drawn(
             [
                 ("dropped ReLUs", kernels.HALF_PAIR),

@@ -347,7 +347,8 @@ def test_steps_in_float32_have_operands_without_scales_where_that_is_counted_les
         (layers, BFLOAT16, {"precision": "bfloat16"}),
         (layers, BFLOAT16_PAIR, {"precision": "tf32"}),
         (layers, HALF_PAIR, {"shards": 2}),
-        (layers, HALF_PAIR, {"optimizer": clipped}),
+        (layers, BFLOAT16_TRIPLE, {"optimizer": clipped}),
+        (layers, HALF_PAIR, {"optimizer": clipped, "capacity": 64}),  # on plain cores, which are counted less
         (layers, HALF_PAIR, {"capacity": 15}),
         (large, HALF_PAIR, {"capacity": 8192}),
     ):

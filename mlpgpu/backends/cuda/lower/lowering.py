@@ -98,7 +98,8 @@ def _emit(plan: Plan, made: Passes, rank: int = 0) -> Lowered:
     if lowered.column_scales:
         forget_all, keep_used = (_mask_column_scales(lowered, multiprocessors, mask) for mask in (0, kernels.NONZERO))
         lowered.evaluation_begin.insert(0, forget_all)
-        if lowered.begin:
+        step_format = training.selection.work.operand_format if training else None
+        if lowered.begin and step_format is not None and step_format.scaled:
             lowered.run_begin.insert(0, forget_all)
             lowered.begin.insert(0, keep_used)
     of_rank: dict[str, int] = {}

@@ -428,7 +428,9 @@ def _tensor_clocks(layer: CountedLayer, work: Work) -> int:
     k, n, rows = layer.k, layer.n, product_rows(work)
     is_alone = work.tensor_shapes is None and not thresholds.LAYERS_ARE_COUNTED_TOGETHER
     clocks = operand_clocks(operand_format, k, n, work.rows) if operand_format.scaled else 0
-    clocks += thresholds.SPLIT_PASS_CLOCKS // 2 if is_alone and not operand_format.scaled else 0
+    if not operand_format.scaled:
+        clocks += thresholds.SPLIT_PASS_CLOCKS // 2 if is_alone else 0
+        clocks += 0 if work.in_place or not layer.is_moved else pass_clocks(operand_format, k * n)
     if layer.has_head:  # four launches in the place of two, and passes over x, which a head takes as it is
         clocks += 2 * thresholds.LAUNCH_CLOCKS + thresholds.LOSS_CLOCKS
         clocks += work.rows * layer.k * thresholds.SPLIT_THOUSAND_CLOCKS // 1000 if operand_format.scaled else 0

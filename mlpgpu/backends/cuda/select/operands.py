@@ -41,16 +41,14 @@ def plan_format(plan: Plan, arch: str) -> tuple[OperandFormat | None, Verdict]:
     return found, Verdict(True, f"{plan.precision} by operands of {found.contents}; the largest weight has {limit}")
 
 
-def step_formats(
-    plan: Plan, arch: str, found: OperandFormat | None, *, in_place: bool
-) -> tuple[OperandFormat | None, ...]:
+def step_formats(plan: Plan, arch: str, found: OperandFormat | None) -> tuple[OperandFormat | None, ...]:
     """The operand formats that a plan's steps may have, the first one being that of its evaluation.
 
     A second one has more products of components, and no scales: who makes a number splits it, where scales take passes
-    over x, deltas and weights.  It is for products that move what they make the gradient of.
+    over x, deltas and weights.
     """
     other = OF_STEPS.get(plan.precision)
-    is_plain = in_place and plan.shards == 1 and plan.tensor is None
+    is_plain = plan.shards == 1 and plan.tensor is None
     is_another = found is not None and found.scaled and is_plain and arch == Sm90Tile.needs
     return (found, other) if other and is_another else (found,)
 

@@ -219,11 +219,8 @@ def select(plan: Plan, setting: Setting, *, is_training: bool) -> Selection:
     in_place = updates_in_place(
         plan, stacked_partials(plan, multiprocessors=setting.multiprocessors, arch=setting.arch)
     )
-    is_moving = is_training and in_place.holds
-    works = [
-        work_of(plan, setting, each, is_training=is_training, in_place=in_place.holds)
-        for each in step_formats(plan, setting.arch, found, in_place=is_moving)
-    ]
+    formats = step_formats(plan, setting.arch, found) if is_training else (found,)
+    works = [work_of(plan, setting, each, is_training=is_training, in_place=in_place.holds) for each in formats]
     blocks, tail, work, why = _whole_steps(plan, works)
     if why:
         format_verdict = Verdict(True, why)
@@ -260,7 +257,7 @@ def _whole_steps(plan: Plan, works: Sequence[Work]) -> tuple[BlocksOfRows, Verdi
     chosen, why = work, ""
     for other, counted in zip(works[1:], steps[1:], strict=True):
         assert other.operand_format is not None and counted is not None
-        if thresholds.UNSCALED_STEP_HUNDREDTHS * counted.clocks < 100 * step.clocks:
+        if counted.shapes and thresholds.UNSCALED_STEP_HUNDREDTHS * counted.clocks < 100 * step.clocks:
             why = (
                 f"a step has operands of {other.operand_format.contents}, counted at {counted.clocks:,} clocks and "
                 f"{step.clocks:,} by those of its evaluation"
