@@ -623,6 +623,10 @@ def test_few_rows_and_a_large_weight_keep_the_whole_batch(
         )
         assert not any(isinstance(each, WholeBatch) for each in outside.products.values())
         assert all(isinstance(each, WholeBatch) for each in inside.products.values())
+        if operand_format is not None:  # numbers keep the bits that their precision has
+            bits = {"bfloat16": 1, "tf32": 2, "float32": 3}[PRECISION_OF[operand_format]]
+            of_more = of(20, operand_format=operand_format)
+            assert dense.whole_batch_components(4000, 2000, of_more) == bits
     others: tuple[dict[str, Any], ...] = (
         {"is_training": False, "in_place": False},
         {"reduction": "atomic"},

@@ -529,7 +529,7 @@ def _components(work: Work) -> int:
     """Of a number in the precision of a step, if tensor cores multiply: 8, 16 or all bits of it."""
     if work.operand_format is None:
         return 0
-    if work.operand_format == kernels.HALF_PAIR:
+    if work.operand_format in (kernels.HALF_PAIR, kernels.BFLOAT16_TRIPLE):
         return 3
     return 1 if work.operand_format.is_single else 2
 
