@@ -219,12 +219,15 @@ struct HeadInputGradient {
             if (row + r < rows)
                 store_row(to, k, column, make_float4(four[0], four[1], four[2], four[3]), is_vectored(to, 0));
         }
-        if (components) put_components<ROWS, PITCH>(values, row, column);
+        if (components && component_count == MOST_COMPONENTS)
+            put_components<ROWS, PITCH, MOST_COMPONENTS, 1>(values, row, column, MOST_COMPONENTS);
+        else if (components)
+            put_components<ROWS, PITCH, 2, 2>(values, row, column, component_count);
     }
 
-    template <int ROWS, int PITCH>
-    __device__ __forceinline__ void put_components(const float* values, int row, int column) const {
-        constexpr int AT_ONCE = 2;            // rows
+    // `count` components, MOST at most, of AT_ONCE rows at once.
+    template <int ROWS, int PITCH, int MOST, int AT_ONCE>
+    __device__ __forceinline__ void put_components(const float* values, int row, int column, int count) const {
         const int pitch = padded_columns(k);  // so that vectors are whole; columns from k on are 0, as those of W are
         uint16_t* to = components + static_cast<int64_t>(row) * pitch + column;
 #pragma unroll
@@ -235,13 +238,13 @@ struct HeadInputGradient {
                 const float* const pair = values + (r0 + i / 2) * PITCH + i % 2 * 2;
                 pairs[i] = row + r0 + i / 2 < rows ? make_float2(pair[0], pair[1]) : make_float2(0.0f, 0.0f);
             }
-            unsigned words[MOST_COMPONENTS][2 * AT_ONCE];
-            split_to_bfloats(pairs, component_count, words);
+            unsigned words[MOST][2 * AT_ONCE];
+            split_to_bfloats(pairs, count, words);
 #pragma unroll
             for (int r = 0; r < AT_ONCE; ++r, to += pitch)
 #pragma unroll
-                for (int p = 0; p < MOST_COMPONENTS; ++p)
-                    if (p < component_count)
+                for (int p = 0; p < MOST; ++p)
+                    if (p < count)
                         *reinterpret_cast<uint2*>(to + p * component_stride) = make_uint2(words[p][2 * r], words[p][2 * r + 1]);
         }
     }

@@ -129,11 +129,10 @@ __device__ __forceinline__ void split_to_bfloats(const float2 (&x)[PAIRS], unsig
     }
 }
 
-// The same for a number of components known at run time; words of further components have no meaning.
-template <int PAIRS>
-__device__ __forceinline__ void split_to_bfloats(const float2 (&x)[PAIRS], int components,
-                                             unsigned (&words)[MOST_COMPONENTS][PAIRS]) {
-    if (components > 2) {
+// The same for a number of components known at run time, MOST at most; words of further components have no meaning.
+template <int MOST, int PAIRS>
+__device__ __forceinline__ void split_to_bfloats(const float2 (&x)[PAIRS], int components, unsigned (&words)[MOST][PAIRS]) {
+    if (MOST > 2 && components > 2) {
         split_to_bfloats(x, words);
     } else if (components > 1) {
         unsigned two[2][PAIRS];
