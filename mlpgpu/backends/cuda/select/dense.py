@@ -832,11 +832,30 @@ def updates_in_one_launch(updates: Sequence[tuple[int, int, SmallUpdate]], work:
         return Verdict(False, "a test or a benchmark asks for a launch for each layer")
     if len(updates) < 2:
         return Verdict(False, "there is no other update by this kernel")
-    of_all = [(k, n, path) for (k, n, _), path in zip(updates, in_parts_of_all(updates, work), strict=True)]
-    together = _clocks_of_updates(of_all, work) + thresholds.LAUNCH_CLOCKS
-    apart = sum(_clocks_of_updates([each], work) + thresholds.LAUNCH_CLOCKS for each in updates)
+    together, apart = _clocks_in_one_launch(updates, work)
     why = f"counted clocks, with launches: {together:,} in one launch behind their deltas, {apart:,} in {len(updates)}"
     return Verdict(True, f"{len(updates)} layers are moved by the same kernel; {why}")
+
+
+def _clocks_in_one_launch(updates: Sequence[tuple[int, int, SmallUpdate]], work: Work) -> tuple[int, int]:
+    """Of one launch that moves several weights (k, n), and of a launch for each."""
+    of_all = [(k, n, path) for (k, n, _), path in zip(updates, in_parts_of_all(updates, work), strict=True)]
+    together = _clocks_of_updates(of_all, work) + thresholds.LAUNCH_CLOCKS
+    return together, sum(_clocks_of_updates([each], work) + thresholds.LAUNCH_CLOCKS for each in updates)
+
+
+def spared_clocks(layers: Sequence[CountedLayer], step: CountedStep, work: Work) -> int:
+    """How much less a counted step takes since one launch moves the small weights of all layers on plain cores."""
+    if not thresholds.UPDATES_ARE_GROUPED or not work.in_place:
+        return 0
+    of_kind: dict[type[SmallUpdate], list[tuple[int, int, SmallUpdate]]] = {}
+    for layer in layers:
+        on_plain_cores = layer.is_moved and (layer.k, layer.n) not in step.shapes
+        update = _update(layer.k, layer.n, work) if on_plain_cores else None
+        if isinstance(update, (WarpSplit, UpdateByParts, SmallN)):
+            of_kind.setdefault(type(update), []).append((layer.k, layer.n, update))
+    counted = [_clocks_in_one_launch(updates, work) for updates in of_kind.values()]
+    return sum(max(0, apart - together) for together, apart in counted)
 
 
 def _clocks_of_updates(updates: Sequence[tuple[int, int, SmallUpdate]], work: Work) -> int:

@@ -13,7 +13,7 @@ from ..kernels import WHOLE_HEAD, HeadForm, Team
 from . import loss as losses
 from . import thresholds
 from .data import shard_costs, target_reads
-from .dense import CountedLayer, DensePath, count_step, dense_path, is_cut
+from .dense import CountedLayer, DensePath, count_step, dense_path, is_cut, spared_clocks
 from .local_stack import LocalStack, find_stacks, stacked_partials
 from .operands import plan_format, step_formats
 from .row_step import BlocksOfRows, blocks_of_rows
@@ -249,18 +249,20 @@ def _whole_steps(plan: Plan, works: Sequence[Work]) -> tuple[BlocksOfRows, Verdi
     def tail_of(work: Work) -> Verdict:
         return losses.tail(widths, activation, work, plan.parameter_count, has_frozen=has_frozen)
 
-    steps = [count_step(_counted_layers(plan, dense, widths, each), each) for each in works]
+    layers = [_counted_layers(plan, dense, widths, each) for each in works]
+    steps = [count_step(of_work, each) for of_work, each in zip(layers, works, strict=True)]
     step = steps[0]
     if step is None:
         tail = tail_of(work)
         return blocks_of_rows(plan, work), tail, replace(work, has_tail=tail.holds), ""
-    chosen, why = work, ""
-    for other, counted in zip(works[1:], steps[1:], strict=True):
+    chosen, why, known = work, "", step.clocks - spared_clocks(layers[0], step, work)
+    for other, of_other, counted in zip(works[1:], layers[1:], steps[1:], strict=True):
         assert other.operand_format is not None and counted is not None
-        if counted.shapes and thresholds.UNSCALED_STEP_HUNDREDTHS * counted.clocks < 100 * step.clocks:
+        clocks = counted.clocks - spared_clocks(of_other, counted, other)
+        if counted.shapes and thresholds.UNSCALED_STEP_HUNDREDTHS * clocks < 100 * known:
             why = (
-                f"a step has operands of {other.operand_format.contents}, counted at {counted.clocks:,} clocks and "
-                f"{step.clocks:,} by those of its evaluation"
+                f"a step has operands of {other.operand_format.contents}, counted at {clocks:,} clocks, and {known:,} "
+                "by those of its evaluation"
             )
             chosen, step = other, counted
     without = replace(work, tensor_shapes=frozenset())
