@@ -26,7 +26,7 @@ SMALLEST = TILES[-1]
 def parameters() -> Iterator[Any]:
     """Cases, those of a program for one process; of all but the first one of an entry a part, for thorough runs."""
     first = {case.entry: case for case in reversed(CASES)}
-    others = {id(case) for case in share_of([case for case in CASES if case is not first[case.entry]], 1 / 2, "cases")}
+    others = {id(case) for case in share_of([case for case in CASES if case is not first[case.entry]], 1 / 3, "cases")}
     for case in CASES:
         if case is first[case.entry] or id(case) in others:
             marks = [pytest.mark.xdist_group(program_name(case.entry))]
