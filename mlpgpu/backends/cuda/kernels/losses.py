@@ -136,7 +136,7 @@ def loss(name: str, kind: str, *, textured: bool = True, team: Team = WARP_TEAM)
     return Entry(
         full, "elementwise/loss.cuh", function, arguments(signature), team.block_threads, SUM_BYTES,
         block=team.block, blocks=3 if team is WARP_TEAM else 1, loss_numbers=reads_numbers(name), prefetched=(),
-        spill_bytes=8,  # on sm_75 alone
+        spill_bytes=24,  # on sm_75 alone, the words of components
     )  # fmt: skip
 
 
@@ -197,7 +197,7 @@ def head(name: str, kind: str, *, textured: bool = True, form: HeadForm = WHOLE_
         form.shared_bytes,
         block=form.block,
         blocks=form.blocks,
-        spill_bytes=128 if drops else 48,  # around the epilogue; of others on sm_120 alone
+        spill_bytes=128 if drops else 56,  # around the epilogue; of others on sm_120 alone
         loss_numbers=reads_numbers(name),
         prefetched=tuple((name, 0) for name in ("order", "w", "b", "targets", "weights", "mean", "scale")),
         products=(DENSE_PRODUCT, replace(DENSE_PRODUCT, when=("dx", "dx_components"))),

@@ -48,8 +48,8 @@ def dropout(activation: str = "identity") -> Entry:
         f"uint16_t* components[component_count,rows,n], int64_t component_stride, int component_count, int n, {DROPOUT}"
     )
     name = "dropout" if activation == "identity" else f"dropout_backward_{activation}"
-    # On sm_75 the shard's rows lie on the stack.
-    return _over_rows(name, f"dropout<{camel(activation)}>", rest, overlaps=True, spill_bytes=16)
+    # On sm_75, whose plans have no operands, the shard's rows and the words of components lie on the stack.
+    return _over_rows(name, f"dropout<{camel(activation)}>", rest, overlaps=True, spill_bytes=48)
 
 
 def draw_dropouts() -> Entry:
