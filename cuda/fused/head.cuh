@@ -225,7 +225,8 @@ struct HeadInputGradient {
             put_components<ROWS, PITCH, 2, 2>(values, row, column, component_count);
     }
 
-    // `count` components, MOST at most, of AT_ONCE rows at once.
+    // Stores `count` components, MOST at most, and splits AT_ONCE rows before it stores them: of three components one row,
+    // since the words of two spill registers.
     template <int ROWS, int PITCH, int MOST, int AT_ONCE>
     __device__ __forceinline__ void put_components(const float* values, int row, int column, int count) const {
         const int pitch = padded_columns(k);  // so that vectors are whole; columns from k on are 0, as those of W are

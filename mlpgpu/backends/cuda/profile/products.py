@@ -27,7 +27,7 @@ _FAMILIES = {"tensor_forward", "tensor_forward_loss"} | {
 
 @dataclass(frozen=True)
 class Operand:
-    """A matrix that is multiplied: float32 numbers, or the bfloat16 components (hi, or hi and lo) of split ones.
+    """A matrix that is multiplied: float32 numbers, or the one to three bfloat16 components of split ones.
 
     Attributes:
         pitch: elements from one row to the next.
