@@ -6,6 +6,7 @@ A red run can be repeated, since the same sources give the same draw.  With ``ML
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import random
 import re
@@ -54,3 +55,18 @@ def first_and_drawn(values: Iterable[Any], share: float, what: str) -> list[Any]
     first, *others = (value if isinstance(value, tuple) else (value,) for value in values)
     thorough = (pytest.param(*value, marks=pytest.mark.thorough) for value in share_of(others, share, what))
     return [pytest.param(*first), *thorough]
+
+
+def covering(what: str, *axes: Iterable[Any], rounds: int = 1) -> list[tuple[Any, ...]]:
+    """Drawn combinations of values, one from each axis, among which each value occurs ``rounds`` times or more."""
+    draw, lists = generator(what), [list(axis) for axis in axes]
+    if IS_WHOLE:
+        return list(itertools.product(*lists))
+    longest, found = max(map(len, lists)), {}
+    for _ in range(rounds):
+        columns = [
+            [value for _ in range(-(-longest // len(axis))) for value in draw.sample(range(len(axis)), len(axis))]
+            for axis in lists
+        ]
+        found.update(dict.fromkeys(zip(*columns, strict=False)))
+    return [tuple(axis[i] for axis, i in zip(lists, places, strict=True)) for places in sorted(found)]

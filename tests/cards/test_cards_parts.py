@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from drawn import covering
 from epochs import BATCH_SIZE, Epoch
 from helpers import EPS32, numpy_alone
 from lockstep import MODES, Deadlock, Lockstep
@@ -179,8 +180,7 @@ def assert_equal(got: Left, expected: Left) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("count", [2, 3, pytest.param(5, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(("name", "count"), covering("networks in parts", NETWORKS, [2, 3, 5]))
 def test_the_bits_follow_from_the_number_of_parts(name: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one rank that has all parts, of some, and of as many as there are parts; and they are near to float64."""
     limited(monkeypatch, name)

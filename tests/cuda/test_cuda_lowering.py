@@ -948,7 +948,7 @@ TENSOR_STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
                 ("penalized", kernels.BFLOAT16),
                 *(("components from product to product", operand_format) for operand_format in OPERAND_FORMATS),
             ],
-            1 / 2,
+            1 / 3,
             "epochs on tensor cores",
         ),
     ],

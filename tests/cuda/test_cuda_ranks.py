@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from drawn import generator
+from drawn import generator, share_of
 from epochs import Epoch
 from host_program import HostProgram
 from hypothesis import given
@@ -169,18 +169,19 @@ def check(
 
 
 def _cases() -> list[Any]:
-    """All; each network, and each number of ranks, in what always runs, the others in the thorough tests."""
-    draw = generator("ranks in lockstep", "elementwise/update.cuh")
+    """Each network, and each number of ranks, in what always runs; a share of the others in the thorough tests."""
+    draw = generator("ranks in lockstep")
     always = {
         (name, SHARDS[place % len(SHARDS)], RANKS[place % len(RANKS)]): place % 3 == 1
         for place, name in enumerate(NETWORKS)
     }
     always["dropout and a penalty", 7, 3] = False
+    others = [case for case in itertools.product(NETWORKS, SHARDS, RANKS) if case not in always]
     cases = []
-    for case in itertools.product(NETWORKS, SHARDS, RANKS):
-        drawn = draw.choice(MODES), draw.randrange(1 << 30), draw.random() < 0.5
+    for case in (*always, *share_of(others, 1 / 10, "ranks in lockstep")):
+        mode, seed, one_exchange = draw.choice(MODES), draw.randrange(1 << 30), draw.random() < 0.5
         marks = [] if case in always else pytest.mark.thorough
-        cases.append(pytest.param(*case, *drawn[:2], always.get(case, drawn[2]), marks=marks))
+        cases.append(pytest.param(*case, mode, seed, always.get(case, one_exchange), marks=marks))
     return cases
 
 

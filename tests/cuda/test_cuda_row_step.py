@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from drawn import covering, first_and_drawn
 from epochs import Epoch, assert_as_exact
 from helpers import first_and_thorough
 from host_program import HostProgram
@@ -292,9 +293,10 @@ def check_tensor_epoch(
 
 
 @pytest.mark.usefixtures("on_tensor_cores")
-@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
-@pytest.mark.parametrize("as_bytes", [False, True])
-@pytest.mark.parametrize("case", TENSOR_STEPS)
+@pytest.mark.parametrize(
+    ("case", "as_bytes", "precision"),
+    covering("epochs on tensor cores", TENSOR_STEPS, [False, True], ["float32", "tf32", "bfloat16"]),
+)
 def test_an_epoch_on_tensor_cores_is_as_exact_as_its_components(case: str, as_bytes: bool, precision: str) -> None:
     check_tensor_epoch(case, precision, as_bytes=as_bytes)
 
@@ -323,9 +325,10 @@ APART_STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
 
 
 @pytest.mark.usefixtures("apart")
-@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
-@pytest.mark.parametrize("as_bytes", [False, True])
-@pytest.mark.parametrize("case", APART_STEPS)
+@pytest.mark.parametrize(
+    ("case", "as_bytes", "precision"),
+    covering("epochs with a first layer apart", APART_STEPS, [False, True], ["float32", "tf32", "bfloat16"], rounds=2),
+)
 def test_an_epoch_with_a_first_layer_apart_is_as_exact_as_its_components(
     case: str, as_bytes: bool, precision: str
 ) -> None:
@@ -333,7 +336,7 @@ def test_an_epoch_with_a_first_layer_apart_is_as_exact_as_its_components(
 
 
 @pytest.mark.usefixtures("apart")
-@pytest.mark.parametrize("seed", first_and_thorough(range(80, 86)))
+@pytest.mark.parametrize("seed", first_and_drawn(range(80, 86), 1 / 2, "epochs with a first layer apart"))
 def test_any_epoch_with_a_first_layer_apart_is_as_exact_as_float32(seed: int) -> None:
     epoch = any_tensor_epoch(Random(seed), most_inputs=400, least_layers=2)
     check_any_tensor_epoch(epoch, name="tensor_row_step_behind_3")
@@ -380,7 +383,7 @@ def any_tensor_epoch(draw: Random, most_inputs: int = 100, least_layers: int = 1
 
 
 @pytest.mark.usefixtures("on_tensor_cores")
-@pytest.mark.parametrize("seed", first_and_thorough(range(60, 70)))
+@pytest.mark.parametrize("seed", first_and_drawn(range(60, 70), 1 / 3, "epochs on tensor cores"))
 def test_any_epoch_on_tensor_cores_is_as_exact_as_float32(seed: int) -> None:
     check_any_tensor_epoch(any_tensor_epoch(Random(seed)))
 

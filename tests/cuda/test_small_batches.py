@@ -12,6 +12,7 @@ from unittest.mock import patch
 import epochs
 import numpy as np
 import pytest
+from drawn import covering
 from epochs import Epoch, assert_as_exact
 from helpers import EPS32
 from host_program import HostProgram
@@ -87,6 +88,13 @@ EVERYWHERE = {
     "TENSOR_ROW_STEP_IS_USED": False,
 }  # fmt: skip
 EACH_FORMAT = [BFLOAT16, BFLOAT16_PAIR, BFLOAT16_TRIPLE, HALF_PAIR]
+
+
+def shown(value: object) -> str | None:
+    """A format in the name of a test; pytest shows the rest."""
+    return value.name if isinstance(value, OperandFormat) else None
+
+
 NEW = {f"_{tile.name}" for operand_format in OPERAND_FORMATS for tile in narrow_tiles(operand_format)}
 NEW |= {f"_{tile.name}" for tile in WARP_SPLIT_TILES}
 
@@ -790,8 +798,7 @@ def test_an_epoch_that_keeps_the_whole_batch(case: str, by_order: bool, monkeypa
     check_exact(epoch, host)
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "tf32", "float32"])
-@pytest.mark.parametrize("case", FEW_ROWS)
+@pytest.mark.parametrize(("case", "precision"), covering("epochs of passes", FEW_ROWS, ["bfloat16", "tf32", "float32"]))
 def test_an_epoch_of_passes_on_tensor_cores(case: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LEAST_WEIGHTS", "LEAST_WEIGHTS_OF_MORE", "LEAST_ROWS"):
         monkeypatch.setattr(thresholds, f"TENSOR_WHOLE_BATCH_{name}", 1)
@@ -894,9 +901,11 @@ def on_host(case: str, operand_format: OperandFormat) -> tuple[Epoch, HostProgra
 
 
 @pytest.mark.usefixtures("everywhere")
-@pytest.mark.parametrize("operand_format", EACH_FORMAT, ids=lambda each: each.name)
-@pytest.mark.parametrize("case", STEPS)
-@pytest.mark.parametrize("sums_apart", [False, True])
+@pytest.mark.parametrize(
+    ("case", "operand_format", "sums_apart"),
+    covering("epochs on narrow tiles", STEPS, EACH_FORMAT, [False, True]),
+    ids=shown,
+)
 def test_an_epoch_on_narrow_tiles(
     case: str, operand_format: OperandFormat, sums_apart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -917,8 +926,9 @@ def test_an_epoch_on_narrow_tiles(
 
 
 @pytest.mark.usefixtures("everywhere")
-@pytest.mark.parametrize("operand_format", EACH_FORMAT, ids=lambda each: each.name)
-@pytest.mark.parametrize("split", [2, 8])
+@pytest.mark.parametrize(
+    ("split", "operand_format"), covering("epochs whose gradients clusters make", [2, 8], EACH_FORMAT), ids=shown
+)
 def test_an_epoch_whose_gradients_clusters_make(
     split: int, operand_format: OperandFormat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -931,8 +941,9 @@ def test_an_epoch_whose_gradients_clusters_make(
 
 
 @pytest.mark.usefixtures("everywhere")
-@pytest.mark.parametrize("operand_format", EACH_FORMAT, ids=lambda each: each.name)
-@pytest.mark.parametrize("split", [2, 8])
+@pytest.mark.parametrize(
+    ("split", "operand_format"), covering("epochs whose clusters share k", [2, 8], EACH_FORMAT), ids=shown
+)
 def test_an_epoch_whose_clusters_share_k(
     split: int, operand_format: OperandFormat, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from drawn import share_of
 from kernel_cases.case import Case, Mapped, Shifted, followed_by_components
 from kernel_cases.tensor import is_sampled
 from numpy.typing import ArrayLike, DTypeLike
@@ -51,6 +52,7 @@ UNCHECKED = (
     "-fno-sanitize=undefined",
     *(f"--param=asan-{what}=0" for what in ("instrument-reads", "instrument-writes", "stack", "globals", "memintrin")),
 )
+TESTED = 1 / 2  # of the entries of a file
 ENTRIES_PER_PROGRAM = 16  # so that one header's many instantiations compile in parallel
 MOST_RUNNING = 32  # processes of programs at once, for each that runs tests
 
@@ -398,9 +400,18 @@ def _pieces(entries: Iterable[Entry]) -> list[tuple[Entry, ...]]:
 
 
 @functools.cache
+def tested_entries() -> frozenset[Entry]:
+    """Those of the table that run beside NumPy: of each file a share, drawn by what it and its includes hold."""
+    found: set[Entry] = set()
+    for unit, entries in units(e for e in all_entries() if not e.host_excluded and is_sampled(e)).items():
+        found.update(share_of(entries, TESTED, "entries", unit) or entries[:1])
+    return frozenset(found)
+
+
+@functools.cache
 def _groups() -> Mapping[Entry, tuple[Entry, ...]]:
-    """The table's entries that tests run, each with those that are compiled with it, whichever test comes first."""
-    entries = [entry for entry in all_entries() if not entry.host_excluded and is_sampled(entry)]
+    """The entries that are tested, each with those that are compiled with it, whichever test comes first."""
+    entries = [entry for entry in all_entries() if entry in tested_entries()]
     return {entry: piece for piece in _pieces(entries) for entry in piece}
 
 

@@ -112,7 +112,7 @@ def check_epoch(
             *((case, "both", 8, 12) for case in CASES),
             *((case, cut, rows, 7) for case in CASES for cut, rows in zip(CUTS, (1, 2, 3, 5, 8), strict=True)),
         ],
-        1 / 2,
+        1 / 3,
         "epochs of the persistent kernel of few rows",
     ),
 )

@@ -1,6 +1,6 @@
 """nvcc compiles the entries of the table, for each generation of cards, to what the table says.
 
-Of each file one entry is compiled for the architectures of ``LISTED`` and for half of the others; of the rest a share,
+Of each file one entry is compiled for the architectures of ``LISTED`` and for one of the others; of the rest a share,
 ``SHARES``.  What is compiled of a file is drawn by what it and its includes hold, so that each change brings other
 entries and a red run can be repeated; with ``MLPGPU_WHOLE=1`` everything is compiled.
 """
@@ -27,8 +27,8 @@ QUICK = ("sm_80", "sm_90a")
 LISTED = ("sm_75", "sm_80", "sm_90a")
 SUPERSEDED = {"sm_90a": {"gemm/gemm_sm80.cuh"}}  # by products that use what only this architecture has
 OTHERS = ("sm_86", "sm_89", "sm_100", "sm_120")
-SHARES = {"sm_75": 1 / 6, "sm_80": 1 / 6, "sm_90a": 1 / 3}  # of the entries that are no sample
-OTHERS_OF_A_FILE = 2  # architectures
+SHARES = {"sm_75": 1 / 16, "sm_80": 1 / 16, "sm_90a": 1 / 8}  # of the entries that are no sample
+OTHERS_OF_A_FILE = 1  # architectures
 KERNELS = Path(__file__).parents[2] / "cuda"
 PER_PIECE = 16
 PER_SAMPLE = 6  # so that two processes have their share of them

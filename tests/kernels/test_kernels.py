@@ -12,14 +12,13 @@ from drawn import first_and_drawn, share_of
 from kernel_cases import all_cases, dense, rows
 from kernel_cases.case import UNWRITTEN, Case, batches, whole
 from kernel_cases.rows import check_initialised, initialised_steps
-from kernel_cases.tensor import is_sampled
-from shim_runner import plant, planted, program_name, run, run_case
+from shim_runner import plant, planted, program_name, run, run_case, tested_entries
 
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import TILES, Entry, all_entries
 
 ALL_CASES = all_cases()
-CASES = [case for case in ALL_CASES if not case.entry.host_excluded and is_sampled(case.entry)]
+CASES = [case for case in ALL_CASES if case.entry in tested_entries()]
 SMALLEST = TILES[-1]
 
 
@@ -92,7 +91,7 @@ def test_the_comparison_tells_wrong_from_right() -> None:
 
 def cases_of(entries: Iterable[Entry]) -> list[Case]:
     wanted = set(entries)
-    return [case for case in CASES if case.entry in wanted]
+    return [case for case in ALL_CASES if case.entry in wanted]
 
 
 FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {

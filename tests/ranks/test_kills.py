@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from drawn import first_and_drawn
 from launched import clean_environ, kill, mpirun, run
 
 SCRIPT = Path(__file__).with_name("train_together.py")
@@ -72,9 +73,7 @@ def kill_one(folder: Path, seed: int, ranks: int, chance: random.Random, *option
 
 
 @pytest.mark.xdist_group("ranks")
-@pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=pytest.mark.thorough) if seed > 1 else seed for seed in range(20)]
-)
+@pytest.mark.parametrize("seed", first_and_drawn(range(20), 1 / 2, "killed ranks"))
 @pytest.mark.parametrize("split", ["data", "tensor"])
 def test_a_killed_rank_ends_the_others_and_any_number_goes_on(split: str, seed: int, tmp_path: Path) -> None:
     chance = random.Random(f"{seed} {split}")
