@@ -53,6 +53,7 @@ from .operations import WeightedBackward as WeightedBackward
 from .plan import CARD_PRECISIONS as CARD_PRECISIONS
 from .plan import PRECISIONS as PRECISIONS
 from .plan import REDUCTIONS as REDUCTIONS
+from .plan import WAYS as WAYS
 from .plan import Buffer as Buffer
 from .plan import Choice as Choice
 from .plan import Parameter as Parameter
@@ -65,6 +66,7 @@ from .plan import Segment as Segment
 from .plan import Slice as Slice
 from .plan import Tensor as Tensor
 from .plan import TrainedRange as TrainedRange
+from .plan import Way as Way
 from .plan import inputs_of as inputs_of
 from .plan import slices_of as slices_of
 from .plan import split_axis as split_axis

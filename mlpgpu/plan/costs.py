@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from .links import SHARED_MEMORY, Link
 from .operations import Update
-from .plan import Plan
+from .plan import Plan, Way
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ CORES = Machine(
     wait_seconds=40e-6,
 )
 CROWDED_SECONDS = 50e-6  # that a rank sleeps in an exchange where another one needs its core
-LEAST_GAIN = 0.1  # of a step, for which all ranks train: counts are no better than that
+LEAST_GAIN = 0.1  # of a step, for which all ranks train, or parts of a network: counts are no better than that
 ROW_PASSES = 3  # over each array of rows that an operation writes
 REDUCE_PASSES = 3  # arrays that one addition of two sums reads and writes
 UPDATE_PASSES, SLOT_PASSES = 4, 3  # those of an update, and of each of its slots
@@ -128,6 +128,13 @@ def step_seconds(
     return machine.step_seconds + crowd * computed + moved + exchange_seconds(plan, link, machine) + naps
 
 
-def is_worth_ranks(one: float, data: float) -> bool:
-    """Whether all ranks are to train together, of seconds of a step by one and by all."""
-    return data < (1 - LEAST_GAIN) * one
+def is_worth(before: float, after: float) -> bool:
+    """Whether what takes so many seconds a step is to be done in place of what takes those before."""
+    return after < (1 - LEAST_GAIN) * before
+
+
+def choose_way(one: float, data: float, tensor: float | None = None) -> Way:
+    """How ranks are to train, of seconds of a step by one of them, by all, and by all in parts of the network."""
+    way: Way = "data" if is_worth(one, data) else "one"
+    least = data if way == "data" else one
+    return "tensor" if tensor is not None and is_worth(least, tensor) else way

@@ -34,8 +34,10 @@ from .tensor_split import Parts, Split, bounds, columns_of
 
 Precision = Literal["float32", "float32-ieee", "float64", "tf32", "bfloat16"]
 Reduction = Literal["ordered", "atomic", "fast"]
+Way = Literal["one", "data", "tensor"]  # which of several ranks compute a step, and how
 PRECISIONS: tuple[Precision, ...] = ("float32", "float32-ieee", "float64", "tf32", "bfloat16")
 CARD_PRECISIONS: tuple[Precision, ...] = ("tf32", "bfloat16")  # computed by the CUDA backend alone
+WAYS: tuple[Way, ...] = ("one", "data", "tensor")
 REDUCTIONS: tuple[Reduction, ...] = ("ordered", "atomic", "fast")
 LEAST_SLICED = 1 << 14  # numbers of a sum over parts from which on each of more than two ranks adds up a slice of it
 NORM_BLOCK = 1 << 15  # elements of an array's part whose squares are summed up at a time
@@ -149,24 +151,30 @@ class Choice:
 
     Attributes:
         ranks: how many there are.
-        way: ``"data"``, all of them, each some of the shards; or ``"one"``, rank 0, whose results the others get.
-        one, data: seconds of a step either way, as :mod:`mlpgpu.plan.costs` counts them; None where it cannot.
+        way: ``"data"``, all of them, each some of the shards; ``"tensor"``, all of them, each a part of the network; or
+            ``"one"``, rank 0, whose results the others get.
+        one, data, tensor: seconds of a step each way, as :mod:`mlpgpu.plan.costs` counts them; None where it cannot, or
+            where the network is not to be split.
         is_kept: whether the run was begun so, whatever the costs are.
     """
 
     ranks: int
-    way: Literal["one", "data"]
+    way: Way
     one: float | None = None
     data: float | None = None
+    tensor: float | None = None
     is_kept: bool = False
 
     def __str__(self) -> str:
         who = f"rank 0 of {self.ranks} trains for all" if self.way == "one" else f"{self.ranks} ranks train together"
+        if self.way == "tensor":
+            who += ", each a part of the network"
         if self.is_kept:
             return f"{who}, as the run was begun"
         if self.one is None or self.data is None:
             return f"{who}, as no costs are known here"
-        return f"{who}: by counts a step takes one {self.one * 1e6:,.0f} µs, all {self.data * 1e6:,.0f} µs"
+        by_parts = "" if self.tensor is None else f", by parts {self.tensor * 1e6:,.0f} µs"
+        return f"{who}: by counts a step takes one {self.one * 1e6:,.0f} µs, all {self.data * 1e6:,.0f} µs{by_parts}"
 
 
 @dataclass(frozen=True, repr=False)

@@ -14,14 +14,15 @@ import numpy as np
 
 from .. import storage
 from ..backends import Backend, Histogram, Program, Sampling, Source, StepLog
-from ..errors import BackendError, DivergenceError, RankError, TornStateError
+from ..errors import BackendError, ConfigurationError, DivergenceError, RankError, TornStateError
 from ..layers import Standardize
 from ..losses import TargetKind, problem_of
 from ..metrics import sums_of, values_of
 from ..network import Network
 from ..network.stored import StoredParameters
-from ..plan import Plan
+from ..plan import Parts, Plan
 from ..schedules import Clock, Plateau, Schedule, as_schedule
+from .interrupt import uninterrupted
 from .progress import Pending, Progress
 from .task import MetricFunction, Prepared, call_metric
 from .team import Team, sendable
@@ -102,6 +103,12 @@ class Engine:
         self.saved: tuple[str, int] | None = None
         self._network, self._backend, self._lower, self._options = network, backend, lower, options
         self._team = team
+        # Where ranks have parts of the network in a fit alone: all of them, which each rank has between fits, and
+        # the kind of targets and the program of whichever is not the case at the moment.
+        self._all_parts: Parts | None = None
+        self._has_all = False
+        self._resting: tuple[TargetKind, Program] | None = None
+        self._attached: tuple[Prepared, Sampling] | None = None  # what was trained on last
         self._is_dealt = False  # whether each rank knows its own slots alone, since steps were taken
         self._gathered: np.ndarray | None = None  # the slots of all ranks (K, 1, P), until the next step
         self._handed: int | None = None  # the version of the parameters that rank 0 handed out last
@@ -119,7 +126,7 @@ class Engine:
     def ready(self, kind: TargetKind | None = None) -> Program:
         """The program with the network's current parameters; for targets of this kind, or as it is if None."""
         if self.program is None or kind not in (None, self.plan.target_kind):
-            plan = self.plan if kind is None else self._lower(target_kind=kind)
+            plan = self.plan if kind is None else self._lowered(kind)
             program = self._compile(plan)
             self._set_aside()
             self._load(program, plan)
@@ -130,6 +137,15 @@ class Engine:
         self._aside = None
         return self.program
 
+    def _lowered(self, kind: TargetKind | None) -> Plan:
+        """The plan for targets of this kind, of the parts of the network that this rank has."""
+        return self._lower(target_kind=kind, parts=self._all_parts) if self._has_all else self._lower(target_kind=kind)
+
+    @property
+    def plan_of_fit(self) -> Plan:
+        """What the steps of a fit run."""
+        return self._lower(target_kind=self.plan.target_kind) if self._has_all else self.plan
+
     def _compile(self, plan: Plan) -> Program:
         program = self._backend.compile(plan, **self._options)
         program.together = self._team.together
@@ -138,7 +154,7 @@ class Engine:
     @property
     def has_parts(self) -> bool:
         """Whether each rank has parts of the network, so that all of them are asked together for what is whole."""
-        return self.plan.tensor is not None
+        return self.plan.tensor is not None and not self._has_all
 
     @property
     def is_by_one(self) -> bool:
@@ -195,18 +211,59 @@ class Engine:
     def set_schedule(self, schedule: Schedule, lower: Callable[..., Plan]) -> None:
         """Train at other rates from here on; what a schedule remembered is forgotten."""
         self._lower = lower
-        self.plan = self._lower(target_kind=self.plan.target_kind)
+        self.plan = self._lowered(self.plan.target_kind)
         self.schedule, self.progress = schedule, self.progress.changed(plateau=Plateau())
 
-    def set_lowering(self, lower: Callable[..., Plan]) -> None:
-        """Train by other plans, before anything was computed."""
+    def set_lowering(self, lower: Callable[..., Plan], all_parts: Parts | None = None) -> None:
+        """Train by other plans, before anything was computed.
+
+        With ``all_parts`` ranks have parts of the network in a fit alone; see :meth:`sharing`.
+        """
         assert self.program is None
-        self._lower = lower
-        self.plan = lower(target_kind=self.plan.target_kind)
+        self._lower, self._all_parts, self._has_all = lower, all_parts, all_parts is not None
+        self.plan = self._lowered(self.plan.target_kind)
+
+    @contextlib.contextmanager
+    def sharing(self) -> Iterator[None]:
+        """While all ranks train together; they call this together.
+
+        Where they have parts of the network in a fit alone, each gives up the others' parts, and at the end has all of
+        the run again, so that none has to ask the others between fits.  Not so if they cannot be reached any more.
+        """
+        if not self._has_all:
+            yield
+            return
+        self._change_parts()
+        try:
+            yield
+        except RankError:
+            raise
+        except BaseException:
+            with contextlib.suppress(RankError):
+                self._change_parts()
+            raise
+        self._change_parts()
+
+    def _change_parts(self) -> None:
+        """Go on with this rank's parts of the network in place of all of them, or the other way."""
+        with uninterrupted():
+            self._set_aside()
+            if self._other is not None:
+                self._other[1].close()
+            kind, resting = self.plan.target_kind, self._resting
+            assert kind is not None
+            self._other, self._resting = None, None if self.program is None else (kind, self.program)
+            self._has_all = not self._has_all
+            self.plan, self.program = self._lowered(kind), None
+            if resting is not None and resting[0] == kind:
+                self.program = resting[1]
+            elif resting is not None:
+                resting[1].close()
 
     def attach(self, data: Prepared, sampling: Sampling) -> None:
         """Make ready to train on a data set."""
         self.ready(data.kind).attach(data.weighted, sampling)
+        self._attached = data, sampling
 
     def take_steps(self, clock: Clock, due: Callable[[int], tuple[str, ...]] = lambda steps: ()) -> np.ndarray:
         """Train for the steps of ``clock``; returns (steps, 2), their losses and weights, summed over rows.
@@ -220,7 +277,7 @@ class Engine:
         """
         self.check_whole()
         rates, first_step = self.schedule.rates(clock), self.progress.steps
-        deals = self._team.ranks > 1 and not (self.has_parts or self.plan.moves_all)
+        deals = self._team.ranks > 1 and self.plan.tensor is None and not self.plan.moves_all
         self._is_dealt, self._gathered = deals, None
         follows = self.is_by_one and not self._team.is_leader
         program, log = None if follows else self.ready(), StepLog(len(rates))
@@ -323,7 +380,8 @@ class Engine:
         """
         if together and self.is_by_one:
             return self._team.lead(lambda: self.evaluate(data, metrics, functions), None)
-        if self.program is None or data.kind == self.plan.target_kind:
+        is_unused = self.program is None and self._resting is None
+        if is_unused or data.kind == self.plan.target_kind:
             program = self.ready(data.kind)
         else:  # a fit may be under way on the other kind, and goes on with its program
             program = self._evaluator(data.kind)
@@ -359,7 +417,7 @@ class Engine:
     def _evaluator(self, kind: TargetKind) -> Program:
         """A program that only evaluates, on targets of this kind, with the network's current parameters."""
         if self._other is None or self._other[0] != kind:
-            plan = self._lower(target_kind=kind)
+            plan = self._lowered(kind)
             self._other = kind, self._compile(dataclasses.replace(plan, training=(), optimizer=None))
             self._loaded = None, None
         version, statistics = self._network.values.version, self._network.flat_statistics()
@@ -400,10 +458,20 @@ class Engine:
         return error
 
     def histograms(self, bins: int, of: Sequence[str]) -> dict[str, Histogram]:
-        """Those of :meth:`~mlpgpu.backends.Program.histograms` and ``sample`` that ``of`` asks for."""
+        """Those of :meth:`~mlpgpu.backends.Program.histograms` and ``sample`` that ``of`` asks for.
+
+        Raises:
+            ConfigurationError: those of a step are asked for, and there was none.
+        """
+        of_steps = sorted({"activations", "gradients"} & set(of))
+        if of_steps and self._attached is None:
+            what, expected = f"histograms of {' and '.join(of_steps)}", "a fit or a step before, on whose data they are"
+            raise ConfigurationError(what, expected=expected, got="none by this trainer")
         program = self.ready()
         found = program.histograms(bins) if "parameters" in of else {}
-        if {"activations", "gradients"} & set(of):
+        if of_steps and self._attached is not None:
+            if self._has_all:  # which was not what took the steps of a fit
+                program.attach(self._attached[0].weighted, self._attached[1])
             kinds = {"activation": "activations", "gradient": "gradients"}
             sampled = program.sample(self.plan.capacity, self.progress.steps, bins)
             found |= {name: counted for name, counted in sampled.items() if kinds[name.rpartition(".")[2]] in of}
@@ -520,16 +588,17 @@ class Engine:
         Raises:
             BackendError: a card does not give the parameters back; the programs are freed all the same.
         """
-        program, other = self.program, self._other
+        program, other, resting = self.program, self._other, self._resting
         try:
             if program is not None and self._network.values.is_owned_by(program):
                 self._network.values.take_back()
         finally:
-            self.program = self._other = self._aside = self._gathered = None
+            self.program = self._other = self._aside = self._gathered = self._resting = None
             if program is not None:
                 program.close()
-            if other is not None:
-                other[1].close()
+            for kept in (other, resting):
+                if kept is not None:
+                    kept[1].close()
 
     def resume(
         self,
@@ -540,7 +609,7 @@ class Engine:
         in_file: InFile | None = None,
     ) -> None:
         """Go on from where another engine stood, on targets of this kind."""
-        self.plan, self.progress = self._lower(target_kind=kind), progress
+        self.plan, self.progress = self._lowered(kind), progress
         self._aside = Aside(slots, kept, in_file)
         self._keeps = kept is not None or (in_file is not None and "snapshot" in in_file.flat)
         self._gathered = None if self._team.ranks == 1 else slots

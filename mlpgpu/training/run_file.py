@@ -25,6 +25,7 @@ from ..history import History, Record
 from ..losses import LOSSES, TargetKind, as_loss
 from ..network.stored import check_form
 from ..optimizers import OPTIMIZERS, Optimizer
+from ..plan import WAYS
 from ..schedules import SCHEDULES, Plateau
 from ..storage.descriptions import describe, rebuild
 from .progress import FitProgress, Pending, Progress
@@ -37,8 +38,6 @@ ARGUMENTS = (
     "parts",
 )
 ADDED = {"parallel": "auto", "parts": None}  # arguments that files of older versions lack
-
-WAYS = ("one", "data")  # that parallel="auto" chooses from
 
 _HISTORY, _SLOTS, KEPT = "/mlpgpu/run/history", "/mlpgpu/run/slots", "/mlpgpu/run/kept"
 
@@ -56,7 +55,7 @@ class SavedRun:
         arguments: the trainer's, by name.
         kind: the targets that it was trained on last.
         made_by: what the bits of the run depend on.
-        chosen: which of several ranks compute the steps, where ``parallel="auto"`` chose; None where it had no choice.
+        chosen: how several ranks compute the steps, where ``parallel="auto"`` chose; None where it had no choice.
         slots: the optimizer's arrays, (K, 1, P), or None before the first step.
         kept: the parameters of the best epoch, (P,), or None.
     """

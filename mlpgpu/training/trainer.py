@@ -56,8 +56,8 @@ from ..names import LossName, OptimizerName, ParallelName, PrecisionName, Reduct
 from ..network import Data, Network
 from ..network.saved import parameter_paths
 from ..optimizers import Optimizer, as_optimizer
-from ..plan import CARD_PRECISIONS, MOST_PARTS, PRECISIONS, REDUCTIONS, Choice, Parts, Plan
-from ..plan.costs import is_worth_ranks
+from ..plan import CARD_PRECISIONS, MOST_PARTS, PRECISIONS, REDUCTIONS, WAYS, Choice, Parts, Plan
+from ..plan.costs import choose_way
 from ..ranks import check_agreement, on_one_host, rank, ranks
 from ..schedules import Clock, ReduceOnPlateau, Schedule, as_schedule
 from ..text import html, public_names, tell
@@ -132,12 +132,13 @@ class Trainer:
             partitioned over the cards of several ranks (``docs/ranks.md``).
         parallel: what several ranks do, which ``mpirun`` or ``python -m mlpgpu launch`` started; ``docs/ranks.md``
             tells how.  ``"data"``: all train the network together, each on some of the shards, with one optimizer state
-            between them.  ``"auto"``: so, unless rank 0 is faster by itself, by counts that ``print(trainer.plan)``
-            shows; then it computes the steps, and the others get what comes of them, with the same bits.
-            ``"tensor"``: each has parts of the layers' weights, with the optimizer's state of them, and computes all
-            rows.  ``"none"``: each trains a network of its own.
-        parts: how many parts the layers are split into by ``"tensor"``; as many as there are ranks if None.  Bits
-            depend on it, not on the number of ranks.
+            between them.  ``"tensor"``: each has parts of the layers' weights, with the optimizer's state of them,
+            and computes all rows.  ``"auto"``: by shards, unless rank 0 is faster by itself, with the same bits, or
+            all are by parts, by counts that ``print(trainer.plan)`` shows; by parts only where neither ``streams``
+            nor ``reduction`` is given, and in a fit alone: before and after it each rank has the whole network.
+            ``"none"``: each trains a network of its own.
+        parts: how many parts the layers are split into by ``"tensor"``; as many as there are ranks if None, and where
+            ``"auto"`` chose.  Bits depend on it, not on the number of ranks.
 
     A trainer is copied, and pickled, with all that :meth:`save` writes, its network included: the copy goes on by
     itself, with the same bits.  It frees what it holds when it is dropped, or by :meth:`close` or a ``with`` block.
@@ -180,6 +181,7 @@ class Trainer:
         self.parts = self._check_parts(parts, streams)
         shards = (self._team.ranks if self.parts is None else 1) if streams is None else streams
         self.streams = check_integer("streams", shards, least=1, limit=MOST_SHARDS)
+        self._may_have_parts = self.parallel == "auto" and streams is None and reduction == "ordered"
         self.precision = lookup("precision", precision, PRECISIONS)
         self.reduction = lookup("reduction", reduction, REDUCTIONS)
         lower = self._lowering()
@@ -194,7 +196,7 @@ class Trainer:
 
         options = {"threads": self.threads, "memory_share": self.memory_share}
         self._engine = Engine(network, self.backend, self._team, plan, lower, **options)
-        self._chosen: str | None = None  # which ranks compute the steps, where that is chosen here
+        self._chosen: str | None = None  # how ranks compute the steps, where that is chosen here
         self._choose(None)
         self._loop: FitLoop | None = None  # of the fit under way
         self._has_told_of_more = False  # that a further fit adds to the epochs before
@@ -208,8 +210,8 @@ class Trainer:
 
     @property
     def plan(self) -> Plan:
-        """What a step and an evaluation compute."""
-        return self._engine.plan
+        """What a step of a fit and an evaluation compute."""
+        return self._engine.plan_of_fit
 
     @property
     def history(self) -> History:
@@ -251,24 +253,40 @@ class Trainer:
         self.__dict__["optimizer"] = optimizer
         self._engine.set_schedule(schedule, self._lowering(self.plan.choice))
 
-    def _choose(self, kept: str | None) -> None:
-        """Choose which ranks compute the steps where ``parallel="auto"`` leaves it open, or as was ``kept`` in a file.
+    def _choose(self, kept: str | None, parts: int | None = None) -> None:
+        """Choose how ranks compute the steps where ``parallel="auto"`` leaves it open, or as was ``kept`` in a file.
 
-        The number of shards stays what it is, so the bits do, too.
+        The number of shards stays what it is, so the bits do, too, unless ranks have ``parts`` of the network: then
+        they follow from the number of these.
         """
         self._chosen, count = kept, self._team.ranks
-        if self.parallel != "auto" or count == 1:
+        if self.parallel != "auto" or (count == 1 and kept != "tensor"):
             return
         data = self._lowering()()
         choice = Choice(count, "data")
         if kept is not None:
-            choice = Choice(count, kept, is_kept=True)  # type: ignore[arg-type]  # as the file's reader checked
+            choice = Choice(count, lookup("choice", kept, WAYS), is_kept=True)
         elif on_one_host():
             one, all_ranks = (self.backend.step_seconds(plan, threads=self.threads) for plan in (data.alone(), data))
             if one is not None and all_ranks is not None:
-                choice = Choice(count, "data" if is_worth_ranks(one, all_ranks) else "one", one, all_ranks)
-        self._chosen = choice.way
-        self._engine.set_lowering(self._lowering(choice))
+                in_parts = self._seconds_in_parts()
+                choice = Choice(count, choose_way(one, all_ranks, in_parts), one, all_ranks, in_parts)
+        self._chosen, all_parts = choice.way, None
+        if choice.way == "tensor":
+            count_of_parts = self._check_count(count if parts is None else parts)
+            self.__dict__.update(streams=1, parts=count_of_parts)
+            all_parts = None if count == 1 else Parts(count_of_parts)
+        self._engine.set_lowering(self._lowering(choice if count > 1 else None), all_parts)
+
+    def _seconds_in_parts(self) -> float | None:
+        """Seconds of a step where each rank has a part of the network, by counts; None where it is not to be so."""
+        if not self._may_have_parts:
+            return None
+        try:
+            plan = self._lowering()(shards=1, ranks=1, parts=Parts(self._team.ranks, 0, self._team.ranks))
+        except ConfigurationError:  # no layer of this network can be split
+            return None
+        return self.backend.step_seconds(plan, threads=self.threads)
 
     def _lowering(self, choice: Choice | None = None) -> Callable[..., Plan]:
         """Gives the plan; holds no reference to the trainer, so that a dropped one frees its program at once."""
@@ -287,7 +305,6 @@ class Trainer:
 
     def _check_parts(self, parts: int | None, streams: int | None) -> int | None:
         """The number of parts that layers are split into, None if they are not."""
-        ranks = self._team.ranks
         if self.parallel != "tensor":
             if parts is not None:
                 got = f"{parts} of {self.parallel!r}"
@@ -296,7 +313,11 @@ class Trainer:
         if streams not in (None, 1):
             hint = "parts= is how many parts layers are split into; parallel='data' splits the batch into streams"
             raise ConfigurationError("streams with parallel='tensor'", expected="1 or None", got=streams, hint=hint)
-        count = check_integer("parts", ranks if parts is None else parts, least=1, limit=MOST_PARTS)
+        return self._check_count(self._team.ranks if parts is None else parts)
+
+    def _check_count(self, parts: int) -> int:
+        """A number of parts, of which there is one for each rank at least."""
+        count, ranks = check_integer("parts", parts, least=1, limit=MOST_PARTS), self._team.ranks
         if count < ranks:
             hint = f"start at most {count} ranks: a run keeps the number of parts that it began with"
             raise ConfigurationError("parts", expected=f"at least one for each of {ranks} ranks", got=count, hint=hint)
@@ -465,7 +486,7 @@ class Trainer:
 
         # Nothing is left to refuse: from here on the trainer and the network change.
         self.network.remember(data)
-        with self._at_work("fit"):
+        with self._at_work("fit"), engine.sharing():
             engine.attach(trained, sampling)
             evaluated = validated, self.metrics, self._functions, of_metrics
             loop = FitLoop(self, self._team, self.network, engine, sampling, listeners, monitored, *evaluated)
@@ -504,7 +525,7 @@ class Trainer:
             "the network's parameters": values,
             "the network's statistics": zlib.crc32(network.flat_statistics()),
             "data": str(trained.dataset.identity()),
-            "what computes": str(self.backend.fingerprint(self.plan) if self._engine.has_parts else ""),
+            "what computes": str("" if self.parts is None else self.backend.fingerprint(self.plan)),
             "validation": "none" if validated is None else str(validated.dataset.identity()),
             **{name: str(value) for name, value in arguments.items()},
         }
@@ -675,6 +696,9 @@ class Trainer:
 
         ``of`` names some of ``"parameters"``, ``"activations"`` and ``"gradients"``, see
         :class:`~mlpgpu.callbacks.Histograms`; the latter two of the first batch of the fit's data as they stand.
+
+        Raises:
+            ConfigurationError: the latter two are asked for before the first fit.
         """
         bins, of = check_integer("bins", bins, least=1, most=MOST_BINS), check_counted("of", of)
         self._check_usable("histograms")
@@ -903,8 +927,11 @@ class Trainer:
         made_by = saved.made_by
         if threads is None and arguments["streams"] == 1:  # shards have the same bits on any number of threads
             threads = made_by["threads"]
+        parts = arguments["parts"]
+        if arguments["parallel"] == "auto":  # which chose them
+            arguments["parts"] = None
         trainer = cls(network, **arguments, backend=made_by["backend"] if backend is None else backend, threads=threads)
-        trainer._choose(saved.chosen)
+        trainer._choose(saved.chosen, parts)
         progress = saved.progress.changed(is_resumed=True)
         trainer._engine.resume(saved.kind, progress, saved.slots, saved.kept, in_file)
         return trainer

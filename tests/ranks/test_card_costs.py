@@ -15,7 +15,7 @@ from mlpgpu.backends.cuda.kernels.launches import PARAMETERS, PARTIALS, At, Coll
 from mlpgpu.backends.cuda.profile.predicted_step import NVLINK, step_seconds, traffic_of
 from mlpgpu.backends.cuda.runtime import Device
 from mlpgpu.plan import Link, Parts, Plan, Traffic
-from mlpgpu.plan.costs import is_worth_ranks
+from mlpgpu.plan.costs import is_worth
 
 H200 = "sm_90a"
 FREE, FAR = Link("free", 0.0, 1e18), Link("far", 1e-3, 1e9)
@@ -35,7 +35,7 @@ def seconds(lowered: Plan, link: Link = NVLINK) -> float:
 
 def is_gain(*widths: int, **options: Any) -> bool:
     data = plan(*widths, ranks=2, **options)
-    return is_worth_ranks(seconds(data.alone()), seconds(data))
+    return is_worth(seconds(data.alone()), seconds(data))
 
 
 def test_two_cards_are_worth_it_for_wide_networks_and_not_for_small_ones() -> None:

@@ -8,9 +8,10 @@ from itertools import pairwise
 import pytest
 
 import mlpgpu as mg
-from mlpgpu.plan import Link, Plan, on_ranks
-from mlpgpu.plan.costs import CORES, Machine, end_seconds, is_one_exchange_faster, is_worth_ranks, step_seconds
+from mlpgpu.plan import Link, Parts, Plan, on_ranks
+from mlpgpu.plan.costs import CORES, Machine, choose_way, end_seconds, is_one_exchange_faster, is_worth, step_seconds
 from mlpgpu.plan.links import SHARED_MEMORY
+from mlpgpu.plan.tensor import split_plan
 
 
 def plan(*widths: int, batch: int = 128, shards: int = 2, ranks: int = 1) -> Plan:
@@ -20,7 +21,7 @@ def plan(*widths: int, batch: int = 128, shards: int = 2, ranks: int = 1) -> Pla
 
 def gain(lowered: Plan, ranks: int, cores: int = 2, threads: int = 1) -> bool:
     one, data = (step_seconds(each, threads, cores) for each in (lowered, on_ranks(lowered, ranks)))
-    return is_worth_ranks(one, data)
+    return is_worth(one, data)
 
 
 def test_ranks_are_worth_it_for_wide_networks_and_not_for_tiny_ones() -> None:
@@ -46,6 +47,33 @@ def test_more_rows_and_wider_layers_take_longer(streams: int) -> None:
             for width, rows in ((50, 64), (50, 128), (500, 128), (500, 1024))
         ]
         assert all(first < second for first, second in pairwise(seconds))
+
+
+def in_parts(*widths: int, batch: int, ranks: int = 2) -> Plan:
+    return split_plan(plan(*widths, batch=batch, shards=1), Parts(ranks, 0, ranks))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_parts_are_counted_faster_where_weights_are_many_and_rows_few(ranks: int) -> None:
+    for widths, batch, is_faster in (((1024,) * 5, 16, True), ((128, 128, 10), 4096, False)):
+        data = plan(*widths, batch=batch, shards=ranks, ranks=ranks)
+        assert (
+            step_seconds(in_parts(*widths, batch=batch, ranks=ranks), 1, ranks) < step_seconds(data, 1, ranks)
+        ) is is_faster
+
+
+def test_parts_are_chosen_where_they_are_counted_at_a_tenth_less() -> None:
+    assert [choose_way(1.0, 2.0), choose_way(2.0, 1.0), choose_way(1.0, 0.95)] == ["one", "data", "one"]
+    ways = [choose_way(3.0, 2.0, tensor) for tensor in (1.0, 1.85, 2.5)]
+    assert ways == ["tensor", "data", "data"]
+    assert [choose_way(1.0, 2.0, tensor) for tensor in (0.8, 0.95)] == ["tensor", "one"]
+
+
+def test_parts_cost_arithmetic_of_their_own_and_exchanges_of_rows() -> None:
+    few, many = (step_seconds(in_parts(*(2048,) * 3, batch=64, ranks=ranks), 1, 8) for ranks in (2, 8))
+    assert many < few
+    near, far = (step_seconds(in_parts(512, 512, 512, batch=64), 1, 2, link=replace_latency(s)) for s in (0.0, 1.0))
+    assert far - near == pytest.approx(len(in_parts(512, 512, 512, batch=64).exchanges()))
 
 
 def test_one_shard_has_the_threads_of_blas_and_several_are_threads() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -44,14 +45,28 @@ def test_any_number_of_ranks_ends_with_the_same_bits(
 ) -> None:
     """Of random plans, data and callbacks: files, history, states, what the callbacks set, on every rank."""
     split, left = alone
-    for seed, ((expected,), got) in enumerate(zip(left, train(tmp_path, ranks, *OPTIONS[split]), strict=True)):
-        assert [rank for rank in range(ranks) if got[rank][1] != expected[1]] == [], seed
-        # What was chosen is in the file, and changes nothing else there.
-        assert got[0][0].pop("chosen") in (("one", "data") if split == "auto" else (None,)), seed
+    check_same(left, train(tmp_path, ranks, *OPTIONS[split]), ("one", "data") if split == "auto" else (None,))
+
+
+def check_same(left: list[list[Any]], found: list[list[Any]], chosen: Sequence[str | None]) -> None:
+    """Ranks left what one did; what was chosen is in the file, and changes nothing else there."""
+    for seed, ((expected,), got) in enumerate(zip(left, found, strict=True)):
+        assert [rank for rank, of_rank in enumerate(got) if of_rank[1] != expected[1]] == [], seed
+        assert got[0][0].pop("chosen") in chosen, seed
         assert expected[0].pop("chosen", None) is None
         different = [name for name in expected[0] if got[0][0].get(name) != expected[0][name]]
         assert different == [], seed
         assert got[0][0].keys() == expected[0].keys()
+
+
+@pytest.mark.xdist_group("ranks")
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.thorough)])
+def test_parts_that_auto_chooses_end_with_the_bits_of_as_many_on_one_rank(ranks: int, tmp_path: Path) -> None:
+    """Of random runs: what rank 0 alone does after a fit, such as saving, the others have no part in."""
+    left, found = (train(tmp_path / str(n), n, "--parts", str(ranks)) for n in (1, ranks))
+    for (expected,), got in zip(left, found, strict=True):
+        assert (expected[0].pop("parallel"), got[0][0].pop("parallel")) == ("tensor", "auto")
+    check_same(left, found, ["tensor"])
 
 
 WAYS = pytest.mark.parametrize("way", ["auto", "data"])  # rank 0 for all, and all together
@@ -155,6 +170,10 @@ def test_what_auto_chose_is_kept_and_changes_no_bits(chosen: str, tmp_path: Path
         assert t.plan.choice.way == {chosen!r} and t.plan.ranks == {1 if chosen == "one" else 2}
         told = "rank 0 of 2 trains for all" if {chosen!r} == "one" else "2 ranks train together"
         assert f"parallel='auto': {{told}}: by counts a step takes one " in str(t.plan)
+        assert "by parts" not in str(t.plan)  # nothing is split where shards were asked for
+        wide = mg.Network([mg.Dense(6, 4096, "tanh"), mg.Dense(4096, 3)])
+        wide = mg.Trainer(wide, "softmax_cross_entropy", backend="cpu")
+        assert ", by parts " in str(wide.plan)
     costs.LEAST_GAIN = {-1000.0 if chosen == "one" else 1.0}  # by which it would choose otherwise
     c = copy.deepcopy(t)
     again = mg.Trainer.resume(f"run{{n}}.h5")

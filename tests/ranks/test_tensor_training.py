@@ -182,6 +182,152 @@ def test_no_rank_draws_or_has_the_whole_network_unless_it_asks(tmp_path: Path) -
             assert float(share) < 1.25 / ranks
 
 
+# --- parts that "auto" chooses ---
+
+CHOSEN = """
+    from mlpgpu.training import trainer as module
+    module.choose_way = lambda one, data, tensor: "tensor" if tensor is not None else "data"
+    OF_PARTS = {"parallel": "tensor", "parts": 2} if n == 1 else {"parallel": "auto", "parts": None}
+"""
+
+
+def test_between_fits_each_rank_has_all_of_what_auto_split(tmp_path: Path) -> None:
+    """So that a rank may look, save and change alone; each call with the bits of as many parts on one rank."""
+    script = (
+        CHOSEN
+        + """
+    seen = []
+    t = trainer(metrics=["accuracy"], **OF_PARTS)
+    assert (t.parts, t.streams, t.plan.tensor.parts.ranks) == (2, 1, n)
+    def look(t):
+        seen.append(crc(t.network.parameters["0.weight"]))
+        seen.append(crc(t.network.predict(x)))
+        seen.append(repr(t.evaluate((x, y))))
+        seen.append(repr(t.evaluate((x, np.eye(3)[y]))))  # targets of the other kind
+        seen.append(crc(t.own_parts("1.bias")[0][1]))
+        found = t.histograms(7, ("parameters", "activations", "gradients") if t.steps else ("parameters",))
+        seen.append([(name, crc(counted), crc(edges)) for name, (counted, edges) in sorted(found.items())])
+        t.save("run.h5")
+        t.network.save("net.h5")
+        seen.append([crc(mg.load(name).flat_parameters()) for name in ("run.h5", "net.h5")])
+        twin = pickle.loads(pickle.dumps(t))
+        seen.append(crc(twin.network.flat_parameters()))
+    if me == 0:
+        look(t)
+        t.close()
+        t = trainer(metrics=["accuracy"], **OF_PARTS)
+    fit(t, mg.EarlyStopping("validation_loss", patience=1, min_delta=10.0), validation=0.2)
+    if me == 0:
+        look(t)
+    fit(t)
+    if me == 0:
+        look(t)
+    t.step(x[:5], y[:5])
+    if me == 0:
+        seen.append(crc(t.network.flat_parameters()))
+    t.keep()
+    fit(t)
+    t.restore_kept()
+    t.rate = 0.03
+    t.network.parameters["2.bias"] = [1.0, 2.0, 3.0]
+    fit(t)
+    if me == 0:
+        look(t)
+        t.close()
+        seen.append(crc(t.network.flat_parameters()))
+        print(seen, flush=True)
+    """
+    )
+    (expected,) = printed(tmp_path, 1, script)
+    assert printed(tmp_path, 2, script, MLPGPU_RANKS_TIMEOUT="10") == [expected]
+
+
+def test_what_auto_split_goes_on_in_as_many_parts(tmp_path: Path) -> None:
+    """On at most as many ranks; a copy as well."""
+    begin = (
+        CHOSEN
+        + """
+    t = trainer(**OF_PARTS)
+    fit(t, epochs=2)
+    t.save(f"of{n}.h5")
+    c = copy.deepcopy(t)
+    fit(t, epochs=3)
+    fit(c, epochs=3)
+    print(crc(t.network.flat_parameters()), crc(c.network.flat_parameters()), flush=True)
+    """
+    )
+    (expected,) = printed(tmp_path, 1, begin)
+    assert printed(tmp_path, 2, begin) == [expected] * 2
+    go_on = """
+    t = mg.Trainer.resume("of2.h5")
+    assert (t.parallel, t.parts, t.streams, t.plan.tensor.parts.ranks) == ("auto", 2, 1, n)
+    assert n == 1 or "2 ranks train together, each a part of the network, as the run was begun" in str(t.plan)
+    fit(t, epochs=2)
+    t.save(f"again{n}.h5")
+    if n > 1:
+        from mlpgpu.ranks import communicator
+        communicator().barrier()  # rank 0 has written
+    t = mg.Trainer.resume(f"again{n}.h5")
+    fit(t, epochs=2)
+    fit(t, epochs=3)
+    print(crc(t.network.flat_parameters()), crc(t.network.flat_parameters()), flush=True)
+    """
+    for ranks in (1, 2):
+        assert printed(tmp_path, ranks, go_on) == [expected] * ranks
+    refused = """
+    try:
+        mg.Trainer.resume("of2.h5")
+    except mg.errors.MlpgpuError as error:
+        print(error, flush=True)
+    """
+    for line in printed(tmp_path, 3, refused):
+        assert "at least one for each of 3 ranks" in line
+        assert "got 2" in line
+
+
+def test_a_fit_that_an_exception_ends_leaves_each_rank_all_parts(tmp_path: Path) -> None:
+    script = (
+        CHOSEN
+        + """
+    def fails(record):
+        raise KeyError("so")
+    t = trainer(**OF_PARTS)
+    try:
+        fit(t, fails)
+    except (KeyError, mg.errors.RankError):
+        pass
+    if me == 0:
+        print(crc(t.network.flat_parameters()), t.steps, t.evaluate((x, y)), flush=True)
+    fit(t)
+    diverging = trainer(loss="squared_error", **OF_PARTS)
+    diverging.rate = 1e20
+    try:
+        diverging.fit((x, np.full((50, 3), 1e18)), 3, progress=False)
+    except mg.errors.DivergenceError as error:
+        if me == 0:
+            print(error.step, np.isfinite(diverging.network.flat_parameters()).all(), flush=True)
+    """
+    )
+    expected = printed(tmp_path, 1, script)
+    assert len(expected) == 2
+    assert printed(tmp_path, 2, script, MLPGPU_RANKS_TIMEOUT="10") == expected
+
+
+def test_auto_splits_nothing_where_shards_were_asked_for(tmp_path: Path) -> None:
+    script = (
+        CHOSEN
+        + """
+    for options in ({"streams": 2}, {"streams": 1}, {"reduction": "fast"}):
+        t = trainer(parallel="auto", parts=None, **options)
+        assert t.parts is None and t.plan.tensor is None and t.plan.choice.way == "data", options
+    alike = mg.Dense(9, 9)
+    t = trainer(mg.Dense(8, 9), alike, alike, mg.Dense(9, 1), loss="squared_error", **OF_PARTS)
+    print(t.plan.choice.way, flush=True)
+    """
+    )
+    assert len(printed(tmp_path, 2, script)) == 2
+
+
 DISAGREEMENTS = {
     "layers": "trainer(mg.Dense(8, 32 + me), mg.Dense(32 + me, 3))",
     "parts": "trainer(parts=4 + me)",

@@ -2,7 +2,8 @@
 
 ``python train_together.py FOLDER FIRST LAST``, by itself or under mpirun.  With ``--slowly`` steps take some
 milliseconds, so that somebody may kill a rank meanwhile: the run goes on from the checkpoints that it finds.  With
-``--tensor`` ranks have parts of networks of more layers, otherwise shards of the batches.
+``--tensor`` ranks have parts of networks of more layers, otherwise shards of the batches; with ``--parts N`` they have
+N parts, which ``"auto"`` chooses where there are several ranks.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from random_runs import CHECKPOINTS, RandomRun, outcome
 
 import mlpgpu as mg
 from mlpgpu.plan import construction, plan, sharding, tensor_split
+from mlpgpu.training import trainer as trainer_of_ranks
 
 STREAMS = 1, 2, 3, 4, 7, 8
 PARTS = 4, 5, 7
@@ -62,9 +64,9 @@ class TensorRun(RandomRun):
 
     def trainer(self) -> mg.Trainer:
         s = self.settings
-        options = {name: s[name] for name in ("batch_size", "precision", "parts")}
+        options = {name: s[name] for name in ("batch_size", "precision", "parts", "parallel")}
         network = mg.Network(s["layers"], seed=self.seed)
-        return mg.Trainer(network, s["loss"], s["optimizer"], backend="cpu", parallel="tensor", **options)
+        return mg.Trainer(network, s["loss"], s["optimizer"], backend="cpu", **options)
 
 
 def layers_of_seed(seed: int, n_in: int, n_out: int) -> list[mg.Layer]:
@@ -89,8 +91,8 @@ def layers_of_seed(seed: int, n_in: int, n_out: int) -> list[mg.Layer]:
     return [*layers, mg.Dense(width, 16, "tanh"), mg.Dense(16, n_out)]
 
 
-def run_of_seed(seed: int, *, is_tensor: bool = False, parallel: str = "data") -> RandomRun:
-    """The random run of a seed, with shards or parts of its own, and with a checkpoint."""
+def run_of_seed(seed: int, *, is_tensor: bool, parts: int | None, parallel: str) -> RandomRun:
+    """The random run of a seed, with shards or parts of its own, or so many parts, and with a checkpoint."""
     settings = run_with_checkpoint(seed, "cpu").settings
     if not is_tensor:
         run: RandomRun = DataRun(seed)
@@ -100,14 +102,23 @@ def run_of_seed(seed: int, *, is_tensor: bool = False, parallel: str = "data") -
     data = settings["data"]
     layers = layers_of_seed(seed, data.n_in, settings["layers"][-1].n_out)
     bias = f"{len(layers) - 1}.bias"
-    run.settings.update(settings, layers=layers, bias=bias, parts=PARTS[seed % len(PARTS)])
+    is_chosen = parts is not None and mg.ranks() > 1
+    run.settings.update(
+        settings,
+        layers=layers,
+        bias=bias,
+        parallel="auto" if is_chosen else "tensor",
+        parts=None if is_chosen else parts or PARTS[seed % len(PARTS)],
+    )
     return run
 
 
-def train(folder: Path, seed: int, *, is_slow: bool, is_tensor: bool, is_auto: bool) -> None:
+def train(folder: Path, seed: int, *, is_slow: bool, is_tensor: bool, is_auto: bool, parts: int | None = None) -> None:
     """Train the run of a seed and write down what it leaves, and what every rank has of it."""
     parallel = "auto" if is_auto else "data"
-    run, own = run_of_seed(seed, is_tensor=is_tensor, parallel=parallel), folder / str(seed)
+    run, own = run_of_seed(seed, is_tensor=is_tensor, parts=parts, parallel=parallel), folder / str(seed)
+    if parts is not None:
+        trainer_of_ranks.choose_way = lambda *seconds: "tensor"
     construction.is_one_exchange_faster = lambda plan: seed % 2 == 0  # both ways, whose bits are the same
     own.mkdir(parents=True, exist_ok=True)
     trainer = latest(run, [own / name for name in CHECKPOINTS])
@@ -116,7 +127,7 @@ def train(folder: Path, seed: int, *, is_slow: bool, is_tensor: bool, is_auto: b
     left = None
     if mg.rank() == 0:
         left = outcome(trainer, own)
-    elif is_tensor:
+    elif is_tensor and parts is None:
         trainer.save(own / "outcome.h5")  # which they do together; in what rank 0 does then the others have no part
     records = [{name: value for name, value in record.items() if name != "seconds"} for record in history.records]
     values = records, trainer.network.flat_parameters().tobytes(), trainer.steps, trainer.rate
@@ -129,6 +140,7 @@ if __name__ == "__main__":
             Path(sys.argv[1]),
             number,
             is_slow="--slowly" in sys.argv,
-            is_tensor="--tensor" in sys.argv,
+            is_tensor="--tensor" in sys.argv or "--parts" in sys.argv,
             is_auto="--auto" in sys.argv,
+            parts=int(sys.argv[-1]) if "--parts" in sys.argv else None,
         )
