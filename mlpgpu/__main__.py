@@ -4,11 +4,13 @@ commands of :mod:`mlpgpu.shell`, which train and use models."""
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import platform
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,12 @@ import psutil
 from threadpoolctl import threadpool_info
 
 from . import __version__, bench, shell, storage
-from .backends import BACKENDS, MOST_SHARDS, get_backend
+from .backends import BACKENDS, MOST_SHARDS, Backend, get_backend
 from .backends.cpu.loops import loops_name, why_not
 from .backends.cuda import CudaBackend, check_plan
 from .backends.cuda.profile.explain import profile
 from .backends.cuda.profile.paths import CARDS, describe_on
+from .backends.cuda.profile.predicted_step import step_seconds
 from .backends.cuda.profile.predictions import describe_predictions
 from .backends.cuda.runtime import describe_machine
 from .backends.cuda.runtime.compiler import cubin_folder, find_nvcc, nvcc_version
@@ -30,7 +33,8 @@ from .errors import BackendError, ConfigurationError, MlpgpuError, check_integer
 from .losses import LOSSES
 from .network import Network
 from .optimizers import SGD
-from .plan import Plan, on_ranks
+from .plan import Parts, Plan, on_ranks, split_plan
+from .plan.costs import choice_of
 from .storage.files import replace_file
 from .training import Trainer
 
@@ -182,7 +186,8 @@ def explain(
 
     A run's plan and backend are its trainer's, but for another ``backend``.  A network's plan is that of a
     prediction, or of a step of SGD on ``loss``.  With a ``card`` nothing runs: the kernels of that card are named, with
-    the reasons for them.  With ``ranks`` the plan is that of so many processes; a network's has as many shards.
+    the reasons for them.  With ``ranks`` the plan is that of so many processes of one host, and says which way
+    ``parallel="auto"`` would have them train; a network's has as many shards, or parts where these would be chosen.
 
     Raises:
         StorageError, FileFormatError: the file cannot be read.
@@ -203,20 +208,24 @@ def explain(
             trainer = Trainer.resume(path, backend=backend)
         network, plan, chosen, threads = trainer.network, trainer.plan, trainer.backend, trainer.threads
         if ranks is not None:
-            plan = on_ranks(plan, ranks, is_fast=trainer.reduction == "fast")
+            plan = _run_on_ranks(trainer, ranks, _counted(chosen, threads, card))
         progress = f"run: {trainer.epochs} epochs, {trainer.steps} steps, loss {trainer.loss}, {trainer.optimizer}"
     else:
         network, chosen, threads = Network.from_contents(contents), get_backend(backend or "auto"), None
         capacity = BATCH_SIZE if batch_size is None else check_integer("--batch-size", batch_size, least=1)
-        plan = network.lower(
+        lower = functools.partial(
+            network.lower,
             capacity=capacity,
             loss=None if loss is None else lookup("--loss", loss, LOSSES),
             optimizer=None if loss is None else SGD(0.0),
             output=network.output,
             precision=network.flat_parameters().dtype.name,
             shards=ranks or 1,
-            ranks=ranks or 1,
         )
+        if ranks in (None, 1) or loss is None:
+            plan = lower()
+        else:
+            plan = _chosen_plan(lower, ranks, _counted(chosen, threads, card))
         progress = ""
     if card is not None:
         named = CARDS[card]
@@ -232,6 +241,39 @@ def explain(
     elif timeline:
         raise ConfigurationError("--timeline", expected="the cuda backend", got=chosen.name)
     return "\n\n".join(part for part in parts if part)
+
+
+def _counted(backend: Backend, threads: int | None, card: str | None) -> Callable[[Plan], float | None]:
+    """What counts the seconds of a step: the backend, or the model of a card that is named."""
+    if card is None:
+        return functools.partial(backend.step_seconds, threads=threads)
+    arch = CARDS[card].arch
+    return lambda plan: step_seconds(plan, arch) if plan.tensor is None else None
+
+
+def _chosen_plan(lower: Callable[..., Plan], ranks: int, seconds: Callable[[Plan], float | None]) -> Plan:
+    """The plan of a network that so many ranks would train under ``parallel="auto"``, and why it is that."""
+    choice = choice_of(ranks, lower, seconds, may_split=True)
+    if choice.way == "tensor":
+        return lower(shards=1, parts=Parts(ranks, 0, ranks), choice=choice)
+    return lower(ranks=ranks, choice=choice)
+
+
+def _run_on_ranks(trainer: Trainer, ranks: int, seconds: Callable[[Plan], float | None]) -> Plan:
+    """The plan of a run on so many ranks: of its shards, or of its parts.
+
+    Raises:
+        ConfigurationError: there are fewer parts than ranks.
+    """
+    plan = trainer.plan
+    if plan.tensor is not None:
+        count = plan.tensor.parts.count
+        if ranks > count:
+            raise ConfigurationError("--ranks", expected=f"at most {count}, the number of parts", got=ranks)
+        return split_plan(plan.tensor.whole, Parts(count, 0, ranks), plan.tensor.splits)
+    lower = functools.partial(on_ranks, plan, is_fast=trainer.reduction == "fast")
+    is_open = trainer.parallel == "auto" and ranks > 1
+    return replace(lower(ranks), choice=choice_of(ranks, lower, seconds, may_split=False) if is_open else None)
 
 
 def _source(network: Network) -> str:

@@ -7,11 +7,15 @@ than cores, each takes as much longer.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..errors import ConfigurationError
 from .links import SHARED_MEMORY, Link
 from .operations import Update
-from .plan import Plan, Way
+from .plan import Choice, Plan, Way
+from .tensor_split import Parts
 
 
 @dataclass(frozen=True)
@@ -138,3 +142,23 @@ def choose_way(one: float, data: float, tensor: float | None = None) -> Way:
     way: Way = "data" if is_worth(one, data) else "one"
     least = data if way == "data" else one
     return "tensor" if tensor is not None and is_worth(least, tensor) else way
+
+
+def choice_of(
+    ranks: int, lower: Callable[..., Plan], seconds: Callable[[Plan], float | None], *, may_split: bool
+) -> Choice:
+    """How so many ranks of one host are to train under ``parallel="auto"``, and why.
+
+    Arguments:
+        lower: gives the plan of a step for ``shards``, ``ranks`` and ``parts``, as :func:`mlpgpu.plan.lower` does.
+        seconds: of a step, which a backend may be unable to count.
+        may_split: whether ranks may have parts of the network.
+    """
+    data = lower(ranks=ranks)
+    one, together, tensor = seconds(data.alone()), seconds(data), None
+    if one is None or together is None:
+        return Choice(ranks, "data")
+    if may_split:
+        with contextlib.suppress(ConfigurationError):  # no layer of this network can be split
+            tensor = seconds(lower(shards=1, ranks=1, parts=Parts(ranks, 0, ranks)))
+    return Choice(ranks, choose_way(one, together, tensor), one, together, tensor)

@@ -57,7 +57,7 @@ from ..network import Data, Network
 from ..network.saved import parameter_paths
 from ..optimizers import Optimizer, as_optimizer
 from ..plan import CARD_PRECISIONS, MOST_PARTS, PRECISIONS, REDUCTIONS, WAYS, Choice, Parts, Plan
-from ..plan.costs import choose_way
+from ..plan.costs import choice_of
 from ..ranks import check_agreement, on_one_host, rank, ranks
 from ..schedules import Clock, ReduceOnPlateau, Schedule, as_schedule
 from ..text import html, public_names, tell
@@ -262,31 +262,18 @@ class Trainer:
         self._chosen, count = kept, self._team.ranks
         if self.parallel != "auto" or (count == 1 and kept != "tensor"):
             return
-        data = self._lowering()()
         choice = Choice(count, "data")
         if kept is not None:
             choice = Choice(count, lookup("choice", kept, WAYS), is_kept=True)
         elif on_one_host():
-            one, all_ranks = (self.backend.step_seconds(plan, threads=self.threads) for plan in (data.alone(), data))
-            if one is not None and all_ranks is not None:
-                in_parts = self._seconds_in_parts()
-                choice = Choice(count, choose_way(one, all_ranks, in_parts), one, all_ranks, in_parts)
+            seconds = functools.partial(self.backend.step_seconds, threads=self.threads)
+            choice = choice_of(count, self._lowering(), seconds, may_split=self._may_have_parts)
         self._chosen, all_parts = choice.way, None
         if choice.way == "tensor":
             count_of_parts = self._check_count(count if parts is None else parts)
             self.__dict__.update(streams=1, parts=count_of_parts)
             all_parts = None if count == 1 else Parts(count_of_parts)
         self._engine.set_lowering(self._lowering(choice if count > 1 else None), all_parts)
-
-    def _seconds_in_parts(self) -> float | None:
-        """Seconds of a step where each rank has a part of the network, by counts; None where it is not to be so."""
-        if not self._may_have_parts:
-            return None
-        try:
-            plan = self._lowering()(shards=1, ranks=1, parts=Parts(self._team.ranks, 0, self._team.ranks))
-        except ConfigurationError:  # no layer of this network can be split
-            return None
-        return self.backend.step_seconds(plan, threads=self.threads)
 
     def _lowering(self, choice: Choice | None = None) -> Callable[..., Plan]:
         """Gives the plan; holds no reference to the trainer, so that a dropped one frees its program at once."""

@@ -185,8 +185,8 @@ def test_no_rank_draws_or_has_the_whole_network_unless_it_asks(tmp_path: Path) -
 # --- parts that "auto" chooses ---
 
 CHOSEN = """
-    from mlpgpu.training import trainer as module
-    module.choose_way = lambda one, data, tensor: "tensor" if tensor is not None else "data"
+    from mlpgpu.plan import costs
+    costs.choose_way = lambda one, data, tensor: "tensor" if tensor is not None else "data"
     OF_PARTS = {"parallel": "tensor", "parts": 2} if n == 1 else {"parallel": "auto", "parts": None}
 """
 

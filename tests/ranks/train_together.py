@@ -22,8 +22,7 @@ from killed_runs import latest, run_with_checkpoint
 from random_runs import CHECKPOINTS, RandomRun, outcome
 
 import mlpgpu as mg
-from mlpgpu.plan import construction, plan, sharding, tensor_split
-from mlpgpu.training import trainer as trainer_of_ranks
+from mlpgpu.plan import construction, costs, plan, sharding, tensor_split
 
 STREAMS = 1, 2, 3, 4, 7, 8
 PARTS = 4, 5, 7
@@ -118,7 +117,7 @@ def train(folder: Path, seed: int, *, is_slow: bool, is_tensor: bool, is_auto: b
     parallel = "auto" if is_auto else "data"
     run, own = run_of_seed(seed, is_tensor=is_tensor, parts=parts, parallel=parallel), folder / str(seed)
     if parts is not None:
-        trainer_of_ranks.choose_way = lambda *seconds: "tensor"
+        costs.choose_way = lambda *seconds: "tensor"
     construction.is_one_exchange_faster = lambda plan: seed % 2 == 0  # both ways, whose bits are the same
     own.mkdir(parents=True, exist_ok=True)
     trainer = latest(run, [own / name for name in CHECKPOINTS])

@@ -165,15 +165,37 @@ def test_explain_tells_what_ranks_would_exchange(
     path, trainer = run_file
     assert main(["explain", str(path), "--ranks", "2"]) == 0
     printed = capsys.readouterr().out
-    assert str(on_ranks(trainer.plan, 2)) in printed
+    assert str(on_ranks(trainer.plan, 2)).partition("\n")[2] in printed
+    assert "parallel='auto': rank 0 of 2 trains for all: by counts a step takes one " in printed
     assert "in 2 shards on 2 ranks" in printed and "gather partials" in printed and "hides behind" in printed
     network.save(tmp_path / "network.h5")
     asked = ["explain", str(tmp_path / "network.h5"), "--ranks", "3", "--backend", "cpu"]
     assert main([*asked, "--loss", "huber"]) == 0
     printed = capsys.readouterr().out
-    assert str(network.lower(capacity=32, loss="huber", optimizer=mg.SGD(0.1), shards=3, ranks=3)) in printed
+    plan = network.lower(capacity=32, loss="huber", optimizer=mg.SGD(0.1), shards=3, ranks=3)
+    assert str(plan).partition("\n")[2] in printed
+    assert "parallel='auto': rank 0 of 3 trains for all: " in printed
     assert main(asked) == 0  # a prediction exchanges nothing
     assert "hides behind" not in capsys.readouterr().out
+
+
+def test_explain_tells_which_parts_ranks_would_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a wide network, which they would split; and of a run in parts, which are as many as it has."""
+    monkeypatch.setattr("mlpgpu.backends.cpu.backend.available_cores", lambda: 2)
+    wide = mg.Network([mg.Dense(1024, 1024, "relu"), mg.Dense(1024, 1024, "relu"), mg.Dense(1024, 10)])
+    wide.save(tmp_path / "wide.h5")
+    asked = ["explain", "--backend", "cpu", "--ranks", "2"]
+    assert main([*asked, str(tmp_path / "wide.h5"), "--loss", "softmax_cross_entropy", "--batch-size", "16"]) == 0
+    printed = capsys.readouterr().out
+    assert "2 ranks train together, each a part of the network: by counts" in printed and "sum parts" in printed
+    trainer = mg.Trainer(wide, "softmax_cross_entropy", parallel="tensor", parts=4, backend="cpu")
+    trainer.save(tmp_path / "run.h5")
+    assert main([*asked, str(tmp_path / "run.h5")]) == 0
+    assert "part 0 to 1 of 4 on rank 0 of 2" in capsys.readouterr().out
+    assert main([*asked[:-1], "5", str(tmp_path / "run.h5")]) == 2
+    assert "--ranks: expected at most 4, the number of parts, got 5" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
