@@ -593,7 +593,7 @@ class Engine:
             if program is not None and self._network.values.is_owned_by(program):
                 self._network.values.take_back()
         finally:
-            self.program = self._other = self._aside = self._gathered = self._resting = None
+            self.program = self._other = self._aside = self._gathered = self._resting = self._attached = None
             if program is not None:
                 program.close()
             for kept in (other, resting):

@@ -375,6 +375,14 @@ def test_histograms_are_numpy_s(precision: str) -> None:
             np.testing.assert_array_equal(counts, expected)
 
 
+def test_histograms_of_a_step_need_one_before() -> None:
+    trainer = new_trainer()
+    assert set(trainer.histograms(5)) == set(trainer.network.parameters)
+    for of, told in ((("activations",), "activations"), (("gradients", "activations"), "activations and gradients")):
+        with pytest.raises(mg.errors.ConfigurationError, match=f"histograms of {told}: expected a fit"):
+            trainer.histograms(5, of)
+
+
 @pytest.mark.parametrize("streams", [1, 3])
 def test_activations_and_gradients_are_those_of_the_first_batch(streams: int) -> None:
     """Of two layers, worked out anew; weights of rows and classes count, dropout is that of the step to come."""
