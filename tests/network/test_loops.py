@@ -228,10 +228,10 @@ def test_dropouts_mask_has_the_addressed_half_words(dtype: np.dtype, rows: int, 
 def test_products_of_few_rows(dtype: np.dtype, rows: int, k: int, n: int) -> None:
     x, w, dz = numbers(dtype, (rows, k)), numbers(dtype, (k, n)), numbers(dtype, (rows, n))
     y, dw = np.empty((rows, n), dtype), np.empty((k, n), dtype)
-    call(dtype, "few_rows_product", x, k, 1, w, y, rows, n, k)
+    call(dtype, "unpacked_product", x, k, 1, w, y, rows, n, k)
     bound = k * np.finfo(dtype).eps * (np.abs(x).astype(np.float64) @ np.abs(w))
     assert (np.abs(y - x.astype(np.float64) @ w) <= bound).all()
-    call(dtype, "few_rows_product", x, 1, k, dz, dw, k, n, rows)
+    call(dtype, "unpacked_product", x, 1, k, dz, dw, k, n, rows)
     bound = rows * np.finfo(dtype).eps * (np.abs(x.T).astype(np.float64) @ np.abs(dz))
     assert (np.abs(dw - x.T.astype(np.float64) @ dz) <= bound).all()
 

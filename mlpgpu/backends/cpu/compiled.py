@@ -19,7 +19,7 @@ from ..constants import hyper_parameters, loss_numbers
 from ..inputs import input_standardize
 from .blas import BLAS
 from .loops import Call, has_loop, joined, shared
-from .products import FEW_ROWS_DX, FEW_ROWS_Y, has_few_rows, has_few_rows_of_gradient, is_by_transpose
+from .products import FEW_ROWS_DX, FEW_ROWS_Y, is_by_transpose, packs_nothing, packs_nothing_for_gradient
 from .threads import Bound
 from .workspace import Workspace
 
@@ -64,21 +64,26 @@ def _layout(matrix: np.ndarray) -> tuple[bool, int]:
     return True, max(matrix.strides[1] // item, 1)
 
 
-def rows_product(x: np.ndarray, weight: np.ndarray, out: np.ndarray) -> Bound | Call:
-    """What writes ``x @ weight`` to ``out``, x (B, k) or some columns of an array, weight (k, n)."""
+def rows_product(x: np.ndarray, weight: np.ndarray, out: np.ndarray, *, is_alone: bool = True) -> Bound | Call:
+    """What writes ``x @ weight`` to ``out``, x (B, k) or some columns of an array, weight (k, n).
+
+    ``is_alone`` says whether one thread makes it, even where BLAS does.
+    """
     (rows, k), n = x.shape, weight.shape[1]
-    if has_few_rows(rows, weight.size):
-        return Call(out.dtype, "few_rows_product", x, _pitch(x), 1, weight, out, rows, n, k)
+    if packs_nothing(rows, weight.size, n, is_alone=is_alone):
+        return Call(out.dtype, "unpacked_product", x, _pitch(x), 1, weight, out, rows, n, k)
     if rows == 1:
         return _vector_product(weight.T, x, out)
     return _vector_product(x, weight, out) if n == 1 else product(x, weight, out)
 
 
-def gradient_product(x: np.ndarray, dz: np.ndarray, out: np.ndarray, *, adds: bool = False) -> Bound | Call:
+def gradient_product(
+    x: np.ndarray, dz: np.ndarray, out: np.ndarray, *, adds: bool = False, is_alone: bool = True
+) -> Bound | Call:
     """What writes ``x.T @ dz`` to ``out``, or adds it, x (B, k) or some columns of an array, dz (B, n)."""
     rows, n = dz.shape
-    if not adds and has_few_rows_of_gradient(rows, out.size, n):
-        return few_rows_gradient(x, dz, out)
+    if not adds and packs_nothing_for_gradient(rows, out.size, n, is_alone=is_alone):
+        return unpacked_gradient(x, dz, out)
     return (_vector_product if n == 1 else product)(x.T, dz, out, adds=adds)
 
 
@@ -93,10 +98,10 @@ def _vector_product(matrix: np.ndarray, vector: np.ndarray, out: np.ndarray, *, 
     return Call(out.dtype, f"vector_product{blas.bits}", blas.gemv, is_transposed, *shape, *operands, adds)
 
 
-def few_rows_gradient(x: np.ndarray, dz: np.ndarray, out: np.ndarray) -> Call:
-    """What writes ``x.T @ dz`` to ``out`` by the loop for few rows, which packs nothing."""
+def unpacked_gradient(x: np.ndarray, dz: np.ndarray, out: np.ndarray) -> Call:
+    """What writes ``x.T @ dz`` to ``out`` by the loop that packs nothing."""
     (rows, k), n = x.shape, dz.shape[1]
-    return Call(out.dtype, "few_rows_product", x, 1, _pitch(x), dz, out, k, n, rows)
+    return Call(out.dtype, "unpacked_product", x, 1, _pitch(x), dz, out, k, n, rows)
 
 
 def _pitch(matrix: np.ndarray) -> int:
@@ -127,9 +132,11 @@ def _bind_dense(work: Workspace, op: ops.Dense, rows: slice, shard: int) -> Step
 def forward_product(work: Workspace, op: ops.Dense, rows: slice) -> Steps:
     """What makes ``x W`` of rows, where the bias is added and the activation computed."""
     x, z, weight = work.view(op.x, rows), work.view(op.z or op.y, rows), work.arrays[op.weight]
-    if is_by_transpose(len(x), weight.size, FEW_ROWS_Y) and not has_few_rows(len(x), weight.size):
+    is_alone = work.threads.multiply_alone
+    is_packed = not packs_nothing(len(x), weight.size, weight.shape[1], is_alone=is_alone)
+    if is_packed and is_by_transpose(len(x), weight.size, FEW_ROWS_Y):
         return _transposed_product(x, weight, work.scratch_like(z, rows).reshape(z.shape[::-1]), z)
-    return [rows_product(x, weight, z)]
+    return [rows_product(x, weight, z, is_alone=is_alone)]
 
 
 def activation(work: Workspace, op: ops.Dense, rows: slice) -> Steps:
@@ -239,7 +246,8 @@ def _bind_dense_backward(work: Workspace, op: ops.DenseBackward, rows: slice, sh
     dz = work.view(op.dz, rows)
     steps: Steps = []
     if op.dweight:
-        steps.append(gradient_product(work.view(op.x, rows), dz, work.partial(op.dweight, shard)))
+        x, out = work.view(op.x, rows), work.partial(op.dweight, shard)
+        steps.append(gradient_product(x, dz, out, is_alone=work.threads.multiply_alone))
     if op.dbias:
         steps.append(column_sums(dz, work.partial(op.dbias, shard)))
     return [*steps, *input_gradient(work, op, rows)]
@@ -295,7 +303,7 @@ def input_gradient(work: Workspace, op: ops.DenseBackward, rows: slice, columns:
         return []
     dz, weight, dx = work.view(op.dz, rows), work.arrays[op.weight], work.view(op.dx, rows)
     if weight.shape[1] == 1 and columns == WHOLE:  # each row of dx is a multiple of one
-        return [Call(work.dtype, "few_rows_product", dz, 1, 1, weight, dx, len(dz), len(weight), 1)]
+        return [Call(work.dtype, "unpacked_product", dz, 1, 1, weight, dx, len(dz), len(weight), 1)]
     if is_by_transpose(len(dz), weight.size, FEW_ROWS_DX):
         transposed = work.scratch_like(dx, rows).reshape(dx.shape[::-1])
         return _transposed_product(dz, weight[columns].T, transposed[columns], dx[:, columns])

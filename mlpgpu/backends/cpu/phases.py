@@ -25,12 +25,12 @@ from .compiled import (
     activation,
     bind_compiled,
     column_sums,
-    few_rows_gradient,
     gradient_product,
     input_gradient,
     loss,
     moves,
     rows_product,
+    unpacked_gradient,
 )
 from .loops import Call, Parts, Phases
 from .threads import Bound
@@ -237,7 +237,7 @@ class _Cut:
         work = self._work
         for op in layers:
             for calls, gradient, elements in self._gradients(op, place):
-                if calls[0].name == "few_rows_product":
+                if calls[0].name == "unpacked_product":
                     yield from self._moved_by_blocks(op, update, place)
                 else:
                     yield from calls
@@ -253,7 +253,7 @@ class _Cut:
         for first in range(part.start, part.stop, at_once):
             rows = slice(first, min(first + at_once, part.stop))
             made, offset = gradient[: rows.stop - first], _offset(work, op.dweight)
-            yield few_rows_gradient(x[:, rows], dz, made)
+            yield unpacked_gradient(x[:, rows], dz, made)
             yield from moves(work, update, made.ravel(), slice(offset + first * n, offset + rows.stop * n))
 
     # --- blocks of rows ---

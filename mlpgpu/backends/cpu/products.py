@@ -15,25 +15,43 @@ def is_by_transpose(rows: int, weights: int, few: tuple[int, int]) -> bool:
     return weights >= max(least, by_square * rows**2)
 
 
-# OpenBLAS has kernels that pack nothing for products of up to 10⁶ multiplications.  The loop that packs nothing either
-# takes of BLAS's time, for 1024×1024 weights: y of 2 rows 0.2, of 4 rows 0.35, of 8 rows 0.6, of 16 rows 1.0; the
-# gradient of 1 row 0.1, of 4 rows 0.2, of 8 rows 0.35, of 16 rows 0.9.  For 784×128: y of 1 row 0.85, of 2 rows 0.9, of
-# 4 rows 1.6; the gradient of 1 row 0.5, of 4 rows 0.9, of 8 rows 1.3.  Of 1024×1024 weights one row takes 1.25.
+# OpenBLAS has kernels that pack nothing for products of up to 10⁶ multiplications, and otherwise packs an operand.  The
+# loop that packs nothing takes of one thread of BLAS's time, on a core of AMD EPYC with AVX-512:
+#
+# | weights   | y of rows: 8 |   16 |   32 |   64 |  128 |  512 | gradient: 8 |   16 |   64 |  128 |  512 |
+# |-----------|--------------|------|------|------|------|------|-------------|------|------|------|------|
+# | 784×128   |         0.97 | 0.64 | 0.74 | 0.82 | 0.87 | 0.90 |        0.96 | 0.80 | 0.85 | 0.87 | 1.02 |
+# | 784×1024  |         0.36 | 0.53 | 0.65 | 0.75 | 0.85 | 0.93 |        0.33 | 0.43 | 0.83 | 0.91 | 1.05 |
+# | 2048×2048 |         0.52 | 0.71 | 0.76 | 0.87 | 0.95 | 0.96 |        0.37 | 1.03 | 1.13 | 1.03 | 1.36 |
+#
+# By 1024×1024 weights y of one row takes 1.25.
 UNPACKED_BY_BLAS = 10**6
-MOST_ROWS_OF_Y, MOST_ROWS_OF_GRADIENT = 2, 4
-MOST_ROWS_OF_LARGE = 8
+MOST_ROWS_OF_Y, MOST_ROWS_OF_LARGE_Y = 2, 512
+MOST_ROWS_OF_GRADIENT = 4
+MOST_ROWS_OF_LARGE_GRADIENT = ((2**18, 128), (2**20, 64))  # of at most so many weights each
+MOST_ROWS_BESIDE_THREADS = 8  # where BLAS has several threads
 MOST_WEIGHTS_OF_ONE_ROW = 2**19
-LEAST_COLUMNS_OF_GRADIENT = 16  # of a vector
+LEAST_COLUMNS = 16  # of a vector
 
 
-def has_few_rows(rows: int, weights: int) -> bool:
-    """Whether the loop for few rows makes y."""
+def packs_nothing(rows: int, weights: int, columns: int, *, is_alone: bool) -> bool:
+    """Whether the loop that packs nothing makes y, with so many columns.
+
+    ``is_alone`` says whether BLAS would have one thread for the product, as the loop has.
+    """
     if rows == 1:
         return weights <= MOST_WEIGHTS_OF_ONE_ROW
-    return rows <= (MOST_ROWS_OF_LARGE if rows * weights > UNPACKED_BY_BLAS else MOST_ROWS_OF_Y)
+    if rows * weights <= UNPACKED_BY_BLAS:
+        return rows <= MOST_ROWS_OF_Y
+    is_wide = is_alone and columns >= LEAST_COLUMNS
+    return rows <= (MOST_ROWS_OF_LARGE_Y if is_wide else MOST_ROWS_BESIDE_THREADS)
 
 
-def has_few_rows_of_gradient(rows: int, weights: int, columns: int) -> bool:
+def packs_nothing_for_gradient(rows: int, weights: int, columns: int, *, is_alone: bool) -> bool:
     """Whether it makes the gradient of so many weights in so many columns."""
-    most = MOST_ROWS_OF_LARGE if rows * weights > UNPACKED_BY_BLAS else MOST_ROWS_OF_GRADIENT
-    return rows <= most and columns >= LEAST_COLUMNS_OF_GRADIENT
+    if columns < LEAST_COLUMNS:
+        return False
+    if rows * weights <= UNPACKED_BY_BLAS:
+        return rows <= MOST_ROWS_OF_GRADIENT
+    most = next((rows for limit, rows in MOST_ROWS_OF_LARGE_GRADIENT if weights <= limit), MOST_ROWS_BESIDE_THREADS)
+    return rows <= (most if is_alone else MOST_ROWS_BESIDE_THREADS)

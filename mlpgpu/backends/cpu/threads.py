@@ -105,6 +105,11 @@ class Threads:
         """How many of them there are."""
         return max(self._blas_threads, self._shard_threads, self._parts)
 
+    @property
+    def multiply_alone(self) -> bool:
+        """Whether a product is one thread's, since BLAS has one."""
+        return self._blas_threads == 1
+
     def call_beside(self, calls: Sequence[Bound]) -> None:
         """Call functions side by side."""
         _call_each([[call] for call in calls], self.count)

@@ -34,7 +34,7 @@ LINKED = ("-fPIC", "-shared", "-lmvec", "-lm")
 # Losses whose rows need more than a sum of their outputs' terms; of the last two NumPy is as fast.
 _LOSSES_OF_ROWS = "softmax_cross_entropy", "smoothed_softmax_cross_entropy", "focal"
 _PLAIN = (
-    *("few_rows_product", "transpose", "column_sums", "multiply", "standardize", "unstandardize", "dropout", "weigh"),
+    *("unpacked_product", "transpose", "column_sums", "multiply", "standardize", "unstandardize", "dropout", "weigh"),
     *("softmax_cross_entropy_of_index", "softmax_cross_entropy_of_dense", "softmax", "exponential", "find_infinite"),
     *("local_forward", "local_gradient", "local_input_gradient"),
     *("gather", "standardize_inputs", "weigh_rows", "dropout_step", "total", "square_sum", "clip", "add_parts"),

@@ -18,10 +18,11 @@ namespace mlpgpu {
 // Elements of a loop do not depend on each other, though its arrays may be one.
 #define EACH _Pragma("omp simd")
 
+// Of sums REGISTERS vectors, which leaves some registers for factors, and of tiles at most so many rows.
 #if defined(__AVX512F__)
-constexpr int VECTOR_BYTES = 64, REGISTERS = 16;
+constexpr int VECTOR_BYTES = 64, REGISTERS = 24, MOST_ROWS = 8;
 #else
-constexpr int VECTOR_BYTES = 32, REGISTERS = 8;
+constexpr int VECTOR_BYTES = 32, REGISTERS = 12, MOST_ROWS = 4;
 #endif
 constexpr int LANES = VECTOR_BYTES / sizeof(real);
 
@@ -87,48 +88,92 @@ void vector_product(void* gemv, Transposed is_transposed, int64_t rows, int64_t 
 // A vector register; in memory it may lie anywhere.
 typedef real Vector __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
 
-// A tile of few_rows_product: ROWS rows of c, by VECTORS vectors of neighbouring columns.
-template <int ROWS, int VECTORS>
-void few_rows_tile(const real* a, int64_t row_stride, int64_t k_stride, const real* b, real* c, int64_t n, int64_t k) {
+// A tile of unpacked_product: ROWS rows of c, by VECTORS vectors of neighbouring columns.  What follows in b may be asked
+// for ahead, where it does not come from a near cache.
+template <int ROWS, int VECTORS, bool ASKS_AHEAD>
+void unpacked_tile(const real* a, int64_t row_stride, int64_t k_stride, const real* b, real* c, int64_t n, int64_t k,
+                   bool adds) {
+    constexpr int64_t AHEAD = 8;  // rows of b
     Vector sum[ROWS][VECTORS] = {};
+    if (adds) {
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 32
+            for (int v = 0; v < VECTORS; ++v) sum[r][v] = reinterpret_cast<const Vector*>(c + r * n)[v];
+        }
+    }
     for (int64_t i = 0; i < k; ++i) {
+        if constexpr (ASKS_AHEAD) {
+            const real* ahead = b + (i + AHEAD < k ? i + AHEAD : i) * n;
+#pragma GCC unroll 32
+            for (int v = 0; v < VECTORS; ++v) __builtin_prefetch(ahead + v * LANES);
+            __builtin_prefetch(ahead + VECTORS * LANES - 1);  // its line, where vectors begin in the middle of one
+        }
         const Vector* b_row = reinterpret_cast<const Vector*>(b + i * n);
         Vector loaded[VECTORS];
-#pragma GCC unroll 16
+#pragma GCC unroll 32
         for (int v = 0; v < VECTORS; ++v) loaded[v] = b_row[v];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int r = 0; r < ROWS; ++r) {
             const real factor = a[r * row_stride + i * k_stride];
-#pragma GCC unroll 16
+#pragma GCC unroll 32
             for (int v = 0; v < VECTORS; ++v) sum[r][v] += factor * loaded[v];
         }
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r) {
-#pragma GCC unroll 16
+#pragma GCC unroll 32
         for (int v = 0; v < VECTORS; ++v) reinterpret_cast<Vector*>(c + r * n)[v] = sum[r][v];
     }
 }
 
-// Columns from `first` on, with as many vectors at a time as registers take and then fewer; the last vector ends with the
-// row, so it may begin within the one before.
+// All rows of a panel, which is VECTORS vectors of columns: b's panel stays in a cache from the first tile on.
 template <int ROWS, int VECTORS>
-void few_rows_columns(const real* a, int64_t row_stride, int64_t k_stride, const real* b, real* c, int64_t n, int64_t k,
-                      int64_t first) {
-    constexpr int COLUMNS = VECTORS * LANES;
-    for (; first + COLUMNS <= n; first += COLUMNS)
-        few_rows_tile<ROWS, VECTORS>(a, row_stride, k_stride, b + first, c + first, n, k);
-    if constexpr (VECTORS > 1) few_rows_columns<ROWS, VECTORS / 2>(a, row_stride, k_stride, b, c, n, k, first);
-    else if (first < n) few_rows_tile<ROWS, 1>(a, row_stride, k_stride, b + n - LANES, c + n - LANES, n, k);
+void unpacked_panel(const real* a, int64_t row_stride, int64_t k_stride, const real* b, real* c, int64_t m, int64_t n,
+                    int64_t k, bool adds) {
+    int64_t i = 0;
+    for (; i + ROWS <= m; i += ROWS) {
+        const auto tile = i ? unpacked_tile<ROWS, VECTORS, false> : unpacked_tile<ROWS, VECTORS, true>;
+        tile(a + i * row_stride, row_stride, k_stride, b, c + i * n, n, k, adds);
+    }
+    if constexpr (ROWS > 1)
+        if (i < m)
+            unpacked_panel<ROWS / 2, VECTORS>(a + i * row_stride, row_stride, k_stride, b, c + i * n, m - i, n, k, adds);
+}
+
+// Columns from `first` up to `end`, whole vectors: panels of as many as registers take, and then of fewer.
+template <int ROWS, int VECTORS>
+void unpacked_columns(const real* a, int64_t row_stride, int64_t k_stride, const real* b, real* c, int64_t m, int64_t n,
+                      int64_t k, bool adds, int64_t first, int64_t end) {
+    for (; first + VECTORS * LANES <= end; first += VECTORS * LANES)
+        unpacked_panel<ROWS, VECTORS>(a, row_stride, k_stride, b + first, c + first, m, n, k, adds);
+    if constexpr (VECTORS > 1)
+        unpacked_columns<ROWS, VECTORS / 2>(a, row_stride, k_stride, b, c, m, n, k, adds, first, end);
 }
 
 template <int ROWS>
-void few_rows_rows(const real* a, int64_t row_stride, int64_t k_stride, const real* b, real* c, int64_t n, int64_t k) {
-    if (n >= LANES) {
-        few_rows_columns<ROWS, REGISTERS / (ROWS == 3 ? 4 : ROWS)>(a, row_stride, k_stride, b, c, n, k, 0);
-        return;
+void unpacked_rows(const real* a, int64_t row_stride, int64_t k_stride, const real* b, real* c, int64_t m, int64_t n,
+                   int64_t k) {
+    constexpr int64_t BLOCK = 512;      // terms of a sum, so that a panel of b and its pages stay near
+    constexpr int64_t NEAR = 1 << 14;   // numbers of b that stay in the first cache whatever panel is taken
+    const int64_t whole = n / LANES * LANES, at_once = k * n <= NEAR ? ROWS : m;
+    for (int64_t i = 0; i < m; i += at_once) {
+        const int64_t rows = m - i < at_once ? m - i : at_once;
+        const real* a_rows = a + i * row_stride;
+        real* c_rows = c + i * n;
+        for (int64_t q = 0; q < k; q += BLOCK)
+            unpacked_columns<ROWS, REGISTERS / ROWS>(a_rows + q * k_stride, row_stride, k_stride, b + q * n, c_rows, rows, n,
+                                                     k - q < BLOCK ? k - q : BLOCK, q > 0, 0, whole);
+        // The last vector ends with the row: some of its columns are there already, with the same bits.
+        if (whole < n)
+            unpacked_panel<ROWS, 1>(a_rows, row_stride, k_stride, b + n - LANES, c_rows + n - LANES, rows, n, k, false);
     }
-    for (int r = 0; r < ROWS; ++r) {
+}
+
+// Fewer columns than a vector has.
+inline void narrow_product(const real* a, int64_t row_stride, int64_t k_stride, const real* b, real* c, int64_t m, int64_t n,
+                           int64_t k) {
+    for (int64_t r = 0; r < m; ++r) {
         real sum[LANES] = {};
         for (int64_t i = 0; i < k; ++i) {
             const real factor = a[r * row_stride + i * k_stride];
@@ -140,14 +185,14 @@ void few_rows_rows(const real* a, int64_t row_stride, int64_t k_stride, const re
 
 // c (m, n) = a (m, k) b (k, n), where a's element (i, j) lies at i * row_stride + j * k_stride.  Each element is one sum
 // in the order of k.  Nothing is packed, which takes BLAS longer than the product where rows are few.
-inline void few_rows_product(const real* a, int64_t row_stride, int64_t k_stride, const real* b, real* c, int64_t m,
+inline void unpacked_product(const real* a, int64_t row_stride, int64_t k_stride, const real* b, real* c, int64_t m,
                              int64_t n, int64_t k) {
-    int64_t i = 0;
-    for (; i + 4 <= m; i += 4) few_rows_rows<4>(a + i * row_stride, row_stride, k_stride, b, c + i * n, n, k);
-    a += i * row_stride, c += i * n;
-    if (m - i == 3) few_rows_rows<3>(a, row_stride, k_stride, b, c, n, k);
-    if (m - i == 2) few_rows_rows<2>(a, row_stride, k_stride, b, c, n, k);
-    if (m - i == 1) few_rows_rows<1>(a, row_stride, k_stride, b, c, n, k);
+    const auto of_rows = n < LANES            ? narrow_product
+                         : m >= MOST_ROWS     ? unpacked_rows<MOST_ROWS>
+                         : m >= MOST_ROWS / 2 ? unpacked_rows<MOST_ROWS / 2>
+                         : m >= 2             ? unpacked_rows<2>
+                                              : unpacked_rows<1>;
+    of_rows(a, row_stride, k_stride, b, c, m, n, k);
 }
 
 // y (rows, n), whose rows lie `pitch` elements apart, = x (n, rows) transposed.
