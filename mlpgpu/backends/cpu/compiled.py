@@ -69,9 +69,9 @@ def rows_product(x: np.ndarray, weight: np.ndarray, out: np.ndarray, *, is_alone
 
     ``is_alone`` says whether one thread makes it, even where BLAS does.
     """
-    (rows, k), n = x.shape, weight.shape[1]
+    rows, n = len(x), weight.shape[1]
     if packs_nothing(rows, weight.size, n, is_alone=is_alone):
-        return Call(out.dtype, "unpacked_product", x, _pitch(x), 1, weight, out, rows, n, k)
+        return unpacked_rows(x, weight, out)
     if rows == 1:
         return _vector_product(weight.T, x, out)
     return _vector_product(x, weight, out) if n == 1 else product(x, weight, out)
@@ -96,6 +96,12 @@ def _vector_product(matrix: np.ndarray, vector: np.ndarray, out: np.ndarray, *, 
     shape = matrix.shape[::-1] if is_transposed else matrix.shape
     operands = matrix, pitch, vector, out
     return Call(out.dtype, f"vector_product{blas.bits}", blas.gemv, is_transposed, *shape, *operands, adds)
+
+
+def unpacked_rows(x: np.ndarray, weight: np.ndarray, out: np.ndarray) -> Call:
+    """What writes ``x @ weight`` to ``out`` by the loop that packs nothing."""
+    (rows, k), n = x.shape, weight.shape[1]
+    return Call(out.dtype, "unpacked_product", x, _pitch(x), 1, weight, out, rows, n, k)
 
 
 def unpacked_gradient(x: np.ndarray, dz: np.ndarray, out: np.ndarray) -> Call:

@@ -16,22 +16,24 @@ def is_by_transpose(rows: int, weights: int, few: tuple[int, int]) -> bool:
 
 
 # OpenBLAS has kernels that pack nothing for products of up to 10⁶ multiplications, and otherwise packs an operand.  The
-# loop that packs nothing takes of one thread of BLAS's time, on a core of AMD EPYC with AVX-512:
+# loop that packs nothing takes of one thread of BLAS's time, on a core of AMD EPYC with AVX-512 (some of the figures of
+# benchmarks/cpu_products.py; the shortest products are those that BLAS packs nothing for):
 #
-# | weights   | y of rows: 8 |   16 |   32 |   64 |  128 |  512 | gradient: 8 |   16 |   64 |  128 |  512 |
-# |-----------|--------------|------|------|------|------|------|-------------|------|------|------|------|
-# | 784×128   |         0.97 | 0.64 | 0.74 | 0.82 | 0.87 | 0.90 |        0.96 | 0.80 | 0.85 | 0.87 | 1.02 |
-# | 784×1024  |         0.36 | 0.53 | 0.65 | 0.75 | 0.85 | 0.93 |        0.33 | 0.43 | 0.83 | 0.91 | 1.05 |
-# | 2048×2048 |         0.52 | 0.71 | 0.76 | 0.87 | 0.95 | 0.96 |        0.37 | 1.03 | 1.13 | 1.03 | 1.36 |
+# | weights   | y of rows: 8 |   16 |   64 |  256 |  512 | gradient: 8 |   16 |   64 |  128 |  512 |
+# |-----------|--------------|------|------|------|------|-------------|------|------|------|------|
+# | 784×128   |         0.88 | 0.66 | 0.85 | 0.90 | 0.91 |        1.36 | 0.98 | 0.97 | 0.91 | 0.93 |
+# | 784×1024  |         0.36 | 0.47 | 0.76 | 0.93 | 1.03 |        0.37 | 0.52 | 0.87 | 0.90 | 1.00 |
+# | 2048×2048 |         0.57 | 0.61 | 0.88 | 0.96 | 1.02 |        0.43 | 0.78 | 0.98 | 1.01 | 1.33 |
 #
 # By 1024×1024 weights y of one row takes 1.25.
 UNPACKED_BY_BLAS = 10**6
-MOST_ROWS_OF_Y, MOST_ROWS_OF_LARGE_Y = 2, 512
-MOST_ROWS_OF_GRADIENT = 4
-MOST_ROWS_OF_LARGE_GRADIENT = ((2**18, 128), (2**20, 64))  # of at most so many weights each
-MOST_ROWS_BESIDE_THREADS = 8  # where BLAS has several threads
+MOST_ROWS_OF_Y, MOST_ROWS_OF_GRADIENT = 2, 4
+# Of larger products by one thread: at most so many weights, and so many rows of them.
+LARGE_Y = (2**19, 512), (2**30, 256)
+LARGE_GRADIENT = (2**18, 128), (2**20, 64)
+MOST_ROWS_OF_OTHERS = 8  # of those of few columns too, and where BLAS has several threads
 MOST_WEIGHTS_OF_ONE_ROW = 2**19
-LEAST_COLUMNS = 16  # of a vector
+LEAST_COLUMNS, LEAST_COLUMNS_OF_GRADIENT = 16, 48  # of a vector, and of a tile
 
 
 def packs_nothing(rows: int, weights: int, columns: int, *, is_alone: bool) -> bool:
@@ -43,8 +45,7 @@ def packs_nothing(rows: int, weights: int, columns: int, *, is_alone: bool) -> b
         return weights <= MOST_WEIGHTS_OF_ONE_ROW
     if rows * weights <= UNPACKED_BY_BLAS:
         return rows <= MOST_ROWS_OF_Y
-    is_wide = is_alone and columns >= LEAST_COLUMNS
-    return rows <= (MOST_ROWS_OF_LARGE_Y if is_wide else MOST_ROWS_BESIDE_THREADS)
+    return rows <= (_most_rows(weights, LARGE_Y) if is_alone and columns >= LEAST_COLUMNS else MOST_ROWS_OF_OTHERS)
 
 
 def packs_nothing_for_gradient(rows: int, weights: int, columns: int, *, is_alone: bool) -> bool:
@@ -53,5 +54,9 @@ def packs_nothing_for_gradient(rows: int, weights: int, columns: int, *, is_alon
         return False
     if rows * weights <= UNPACKED_BY_BLAS:
         return rows <= MOST_ROWS_OF_GRADIENT
-    most = next((rows for limit, rows in MOST_ROWS_OF_LARGE_GRADIENT if weights <= limit), MOST_ROWS_BESIDE_THREADS)
-    return rows <= (most if is_alone else MOST_ROWS_BESIDE_THREADS)
+    is_wide = is_alone and columns >= LEAST_COLUMNS_OF_GRADIENT
+    return rows <= (_most_rows(weights, LARGE_GRADIENT) if is_wide else MOST_ROWS_OF_OTHERS)
+
+
+def _most_rows(weights: int, limits: tuple[tuple[int, int], ...]) -> int:
+    return next((rows for limit, rows in limits if weights <= limit), MOST_ROWS_OF_OTHERS)
