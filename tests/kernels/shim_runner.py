@@ -400,7 +400,7 @@ def _pieces(entries: Iterable[Entry]) -> list[tuple[Entry, ...]]:
 
 
 @functools.cache
-def tested_entries() -> frozenset[Entry]:
+def drawn_entries() -> frozenset[Entry]:
     """Those of the table that run beside NumPy: of each file a share, drawn by what it and its includes hold."""
     found: set[Entry] = set()
     for unit, entries in units(e for e in all_entries() if not e.host_excluded and is_sampled(e)).items():
@@ -411,7 +411,7 @@ def tested_entries() -> frozenset[Entry]:
 @functools.cache
 def _groups() -> Mapping[Entry, tuple[Entry, ...]]:
     """The entries that are tested, each with those that are compiled with it, whichever test comes first."""
-    entries = [entry for entry in all_entries() if entry in tested_entries()]
+    entries = [entry for entry in all_entries() if entry in drawn_entries()]
     return {entry: piece for piece in _pieces(entries) for entry in piece}
 
 
