@@ -25,6 +25,7 @@ from mlpgpu.backends.constants import hyper_parameters, loss_numbers
 from mlpgpu.backends.cpu.blas import BLAS
 from mlpgpu.backends.cpu.loops import Call, has_loop, joined, library, loops_name, why_not
 from mlpgpu.backends.cpu.loops import library as loops_library
+from mlpgpu.backends.cpu.products import packs_nothing, packs_nothing_for_gradient
 from mlpgpu.backends.sources import native_folder, source_folder
 from mlpgpu.losses import FORMS
 from mlpgpu.optimizers import OPTIMIZERS
@@ -234,6 +235,40 @@ def test_products_of_few_rows(dtype: np.dtype, rows: int, k: int, n: int) -> Non
     call(dtype, "unpacked_product", x, 1, k, dz, dw, k, n, rows)
     bound = rows * np.finfo(dtype).eps * (np.abs(x.T).astype(np.float64) @ np.abs(dz))
     assert (np.abs(dw - x.T.astype(np.float64) @ dz) <= bound).all()
+
+
+@needs_loops
+@of_each_type
+@pytest.mark.parametrize(("rows", "k", "n"), [(29, 1100, 79), (9, 513, 48), (70, 512, 33), (23, 40, 600)])
+def test_a_product_that_packs_nothing_is_one_sum_whatever_the_tile(dtype: np.dtype, rows: int, k: int, n: int) -> None:
+    """In several blocks of terms and panels of columns; a row alone, and some columns, have the bits of the whole."""
+    x, w, y, of_row = (
+        numbers(dtype, (rows, k)),
+        numbers(dtype, (k, n)),
+        np.empty((rows, n), dtype),
+        np.empty((1, n), dtype),
+    )
+    call(dtype, "unpacked_product", x, k, 1, w, y, rows, n, k)
+    bound = k * np.finfo(dtype).eps * (np.abs(x).astype(np.float64) @ np.abs(w))
+    assert (np.abs(y - x.astype(np.float64) @ w) <= bound).all()
+    for row in range(rows):
+        call(dtype, "unpacked_product", x[row], k, 1, w, of_row, 1, n, k)
+        np.testing.assert_array_equal(of_row[0], y[row])
+    some, of_some = np.ascontiguousarray(w[:, 3:27]), np.empty((rows, 24), dtype)
+    call(dtype, "unpacked_product", x, k, 1, some, of_some, rows, 24, k)
+    np.testing.assert_array_equal(of_some, y[:, 3:27])
+
+
+def test_blas_makes_large_products_where_it_is_faster() -> None:
+    """By several threads, by vectors of 32 bytes, of few columns, and of more rows than the loop gains by."""
+    weights = 512 * 512
+    for packs in (packs_nothing, packs_nothing_for_gradient):
+        assert packs(64, weights, 512, is_fast=True)
+        assert packs(8, weights, 512, is_fast=False)
+        assert not packs(9, weights, 512, is_fast=False)
+        assert not packs(64, 15 * 16384, 15, is_fast=True)
+        assert not packs(513, weights, 512, is_fast=True)
+        assert not packs(5, 100, 20, is_fast=True)
 
 
 @needs_loops

@@ -18,7 +18,7 @@ from ...random import least_kept
 from ..constants import hyper_parameters, loss_numbers
 from ..inputs import input_standardize
 from .blas import BLAS
-from .loops import Call, has_loop, joined, shared
+from .loops import Call, has_long_vectors, has_loop, joined, shared
 from .products import FEW_ROWS_DX, FEW_ROWS_Y, is_by_transpose, packs_nothing, packs_nothing_for_gradient
 from .threads import Bound
 from .workspace import Workspace
@@ -70,7 +70,7 @@ def rows_product(x: np.ndarray, weight: np.ndarray, out: np.ndarray, *, is_alone
     ``is_alone`` says whether one thread makes it, even where BLAS does.
     """
     rows, n = len(x), weight.shape[1]
-    if packs_nothing(rows, weight.size, n, is_alone=is_alone):
+    if packs_nothing(rows, weight.size, n, is_fast=is_alone and has_long_vectors(out.dtype)):
         return unpacked_rows(x, weight, out)
     if rows == 1:
         return _vector_product(weight.T, x, out)
@@ -82,7 +82,8 @@ def gradient_product(
 ) -> Bound | Call:
     """What writes ``x.T @ dz`` to ``out``, or adds it, x (B, k) or some columns of an array, dz (B, n)."""
     rows, n = dz.shape
-    if not adds and packs_nothing_for_gradient(rows, out.size, n, is_alone=is_alone):
+    is_fast = is_alone and has_long_vectors(out.dtype)
+    if not adds and packs_nothing_for_gradient(rows, out.size, n, is_fast=is_fast):
         return unpacked_gradient(x, dz, out)
     return (_vector_product if n == 1 else product)(x.T, dz, out, adds=adds)
 
@@ -139,7 +140,8 @@ def forward_product(work: Workspace, op: ops.Dense, rows: slice) -> Steps:
     """What makes ``x W`` of rows, where the bias is added and the activation computed."""
     x, z, weight = work.view(op.x, rows), work.view(op.z or op.y, rows), work.arrays[op.weight]
     is_alone = work.threads.multiply_alone
-    is_packed = not packs_nothing(len(x), weight.size, weight.shape[1], is_alone=is_alone)
+    is_fast = is_alone and has_long_vectors(work.dtype)
+    is_packed = not packs_nothing(len(x), weight.size, weight.shape[1], is_fast=is_fast)
     if is_packed and is_by_transpose(len(x), weight.size, FEW_ROWS_Y):
         return _transposed_product(x, weight, work.scratch_like(z, rows).reshape(z.shape[::-1]), z)
     return [rows_product(x, weight, z, is_alone=is_alone)]

@@ -28,33 +28,34 @@ def is_by_transpose(rows: int, weights: int, few: tuple[int, int]) -> bool:
 # By 1024×1024 weights y of one row takes 1.25.
 UNPACKED_BY_BLAS = 10**6
 MOST_ROWS_OF_Y, MOST_ROWS_OF_GRADIENT = 2, 4
-# Of larger products by one thread: at most so many weights, and so many rows of them.
+# Of larger products by one thread: at most so many weights, and so many rows of them.  With vectors of 32 bytes OpenBLAS
+# is faster at more than 8 rows: y of 64 rows by 784×1024 weights takes 1.4 of its time, the gradient as much.
 LARGE_Y = (2**19, 512), (2**30, 256)
 LARGE_GRADIENT = (2**18, 128), (2**20, 64)
-MOST_ROWS_OF_OTHERS = 8  # of those of few columns too, and where BLAS has several threads
+MOST_ROWS_OF_OTHERS = 8  # of those of few columns too, by shorter vectors, and where BLAS has several threads
 MOST_WEIGHTS_OF_ONE_ROW = 2**19
 LEAST_COLUMNS, LEAST_COLUMNS_OF_GRADIENT = 16, 48  # of a vector, and of a tile
 
 
-def packs_nothing(rows: int, weights: int, columns: int, *, is_alone: bool) -> bool:
+def packs_nothing(rows: int, weights: int, columns: int, *, is_fast: bool) -> bool:
     """Whether the loop that packs nothing makes y, with so many columns.
 
-    ``is_alone`` says whether BLAS would have one thread for the product, as the loop has.
+    ``is_fast`` says whether the loop has vectors of 64 bytes, and BLAS one thread for the product, as the loop has.
     """
     if rows == 1:
         return weights <= MOST_WEIGHTS_OF_ONE_ROW
     if rows * weights <= UNPACKED_BY_BLAS:
         return rows <= MOST_ROWS_OF_Y
-    return rows <= (_most_rows(weights, LARGE_Y) if is_alone and columns >= LEAST_COLUMNS else MOST_ROWS_OF_OTHERS)
+    return rows <= (_most_rows(weights, LARGE_Y) if is_fast and columns >= LEAST_COLUMNS else MOST_ROWS_OF_OTHERS)
 
 
-def packs_nothing_for_gradient(rows: int, weights: int, columns: int, *, is_alone: bool) -> bool:
+def packs_nothing_for_gradient(rows: int, weights: int, columns: int, *, is_fast: bool) -> bool:
     """Whether it makes the gradient of so many weights in so many columns."""
     if columns < LEAST_COLUMNS:
         return False
     if rows * weights <= UNPACKED_BY_BLAS:
         return rows <= MOST_ROWS_OF_GRADIENT
-    is_wide = is_alone and columns >= LEAST_COLUMNS_OF_GRADIENT
+    is_wide = is_fast and columns >= LEAST_COLUMNS_OF_GRADIENT
     return rows <= (_most_rows(weights, LARGE_GRADIENT) if is_wide else MOST_ROWS_OF_OTHERS)
 
 

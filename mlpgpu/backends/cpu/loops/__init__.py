@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .calls import Bound, Call, address_of, joined, steps_of, table_of
-from .library import has_loop, library, loops_name, why_not
+from .library import has_long_vectors, has_loop, library, loops_name, why_not
 from .shared import Parts, Phases, helpers_of, run_steps, shared
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Parts",
     "Phases",
     "address_of",
+    "has_long_vectors",
     "has_loop",
     "helpers_of",
     "joined",

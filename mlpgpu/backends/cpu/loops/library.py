@@ -49,6 +49,7 @@ class Library:
         run_steps: ``run_steps(steps, count, parts, helpers, awake_nanoseconds, finished)``, of the addresses of so many
             structs TrainingStep of ``steps.h``, and of a number.
         compiler: the version of what compiled them.
+        vector_bytes: of a vector register of the processor that they were compiled for.
     """
 
     def __init__(self, path: Path) -> None:
@@ -57,6 +58,7 @@ class Library:
         self.run, self.run_steps = self._library.run, self._library.run_steps
         self.run.restype = self.run_steps.restype = None
         self.run_steps.argtypes = ctypes.c_void_p, *[ctypes.c_int64] * 4, ctypes.c_void_p
+        self.vector_bytes = ctypes.c_int.in_dll(self._library, "vector_bytes").value
         self.compiler = (ctypes.c_char_p.in_dll(self._library, "compiler").value or b"").decode()
 
     def address(self, name: str) -> int:
@@ -116,6 +118,12 @@ def has_loop(dtype: np.dtype, name: str) -> bool:
     """Whether there is such a loop."""
     found = library(dtype)
     return found is not None and found.has(name)
+
+
+def has_long_vectors(dtype: np.dtype) -> bool:
+    """Whether there are loops, over vectors of 64 bytes."""
+    found = library(dtype)
+    return found is not None and found.vector_bytes == 64
 
 
 def why_not(dtype: np.dtype) -> str | None:

@@ -88,9 +88,9 @@ void vector_product(void* gemv, Transposed is_transposed, int64_t rows, int64_t 
 // A vector register; in memory it may lie anywhere.
 typedef real Vector __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
 
-// A tile of unpacked_product: ROWS rows of c, by VECTORS vectors of neighbouring columns.  What follows in b may be asked
-// for ahead, where it does not come from a near cache.
-template <int ROWS, int VECTORS, bool ASKS_AHEAD>
+// A tile of unpacked_product: ROWS rows of c, by VECTORS vectors of neighbouring columns.  It prefetches later rows of b
+// where these come from a far cache, or from memory.
+template <int ROWS, int VECTORS, bool PREFETCHES>
 void unpacked_tile(const real* a, int64_t row_stride, int64_t k_stride, const real* b, real* c, int64_t n, int64_t k,
                    bool adds) {
     constexpr int64_t AHEAD = 8;  // rows of b
@@ -103,7 +103,7 @@ void unpacked_tile(const real* a, int64_t row_stride, int64_t k_stride, const re
         }
     }
     for (int64_t i = 0; i < k; ++i) {
-        if constexpr (ASKS_AHEAD) {
+        if constexpr (PREFETCHES) {
             const real* ahead = b + (i + AHEAD < k ? i + AHEAD : i) * n;
 #pragma GCC unroll 32
             for (int v = 0; v < VECTORS; ++v) __builtin_prefetch(ahead + v * LANES);
@@ -127,46 +127,53 @@ void unpacked_tile(const real* a, int64_t row_stride, int64_t k_stride, const re
     }
 }
 
-// All rows of a panel, which is VECTORS vectors of columns: b's panel stays in a cache from the first tile on.
-template <int ROWS, int VECTORS>
+// All rows of a panel, which is VECTORS vectors of columns: b's panel stays in a cache from the first tile on, which
+// prefetches it if it is FAR.
+template <int ROWS, int VECTORS, bool FAR>
 void unpacked_panel(const real* a, int64_t row_stride, int64_t k_stride, const real* b, real* c, int64_t m, int64_t n,
                     int64_t k, bool adds) {
     int64_t i = 0;
-    for (; i + ROWS <= m; i += ROWS) {
-        const auto tile = i ? unpacked_tile<ROWS, VECTORS, false> : unpacked_tile<ROWS, VECTORS, true>;
-        tile(a + i * row_stride, row_stride, k_stride, b, c + i * n, n, k, adds);
+    if (FAR && ROWS <= m) {
+        unpacked_tile<ROWS, VECTORS, true>(a, row_stride, k_stride, b, c, n, k, adds);
+        i = ROWS;
     }
+    for (; i + ROWS <= m; i += ROWS)
+        unpacked_tile<ROWS, VECTORS, false>(a + i * row_stride, row_stride, k_stride, b, c + i * n, n, k, adds);
     if constexpr (ROWS > 1)
         if (i < m)
-            unpacked_panel<ROWS / 2, VECTORS>(a + i * row_stride, row_stride, k_stride, b, c + i * n, m - i, n, k, adds);
+            unpacked_panel<ROWS / 2, VECTORS, false>(a + i * row_stride, row_stride, k_stride, b, c + i * n, m - i, n, k,
+                                                     adds);
 }
 
 // Columns from `first` up to `end`, whole vectors: panels of as many as registers take, and then of fewer.
-template <int ROWS, int VECTORS>
+template <int ROWS, int VECTORS, bool FAR>
 void unpacked_columns(const real* a, int64_t row_stride, int64_t k_stride, const real* b, real* c, int64_t m, int64_t n,
                       int64_t k, bool adds, int64_t first, int64_t end) {
     for (; first + VECTORS * LANES <= end; first += VECTORS * LANES)
-        unpacked_panel<ROWS, VECTORS>(a, row_stride, k_stride, b + first, c + first, m, n, k, adds);
+        unpacked_panel<ROWS, VECTORS, FAR>(a, row_stride, k_stride, b + first, c + first, m, n, k, adds);
     if constexpr (VECTORS > 1)
-        unpacked_columns<ROWS, VECTORS / 2>(a, row_stride, k_stride, b, c, m, n, k, adds, first, end);
+        unpacked_columns<ROWS, VECTORS / 2, FAR>(a, row_stride, k_stride, b, c, m, n, k, adds, first, end);
 }
 
 template <int ROWS>
 void unpacked_rows(const real* a, int64_t row_stride, int64_t k_stride, const real* b, real* c, int64_t m, int64_t n,
                    int64_t k) {
-    constexpr int64_t BLOCK = 512;      // terms of a sum, so that a panel of b and its pages stay near
-    constexpr int64_t NEAR = 1 << 14;   // numbers of b that stay in the first cache whatever panel is taken
-    const int64_t whole = n / LANES * LANES, at_once = k * n <= NEAR ? ROWS : m;
+    constexpr int64_t BLOCK = 512;     // terms of a sum at a time, so that a panel of b and its pages stay in a cache
+    constexpr int64_t NEAR = 1 << 14;  // numbers of b that all stay in the first cache, so that c may go row by row
+    const bool is_near = k * n <= NEAR;
+    const int64_t whole = n / LANES * LANES, at_once = is_near ? ROWS : m;
+    const auto columns =
+        is_near ? unpacked_columns<ROWS, REGISTERS / ROWS, false> : unpacked_columns<ROWS, REGISTERS / ROWS, true>;
     for (int64_t i = 0; i < m; i += at_once) {
         const int64_t rows = m - i < at_once ? m - i : at_once;
         const real* a_rows = a + i * row_stride;
         real* c_rows = c + i * n;
         for (int64_t q = 0; q < k; q += BLOCK)
-            unpacked_columns<ROWS, REGISTERS / ROWS>(a_rows + q * k_stride, row_stride, k_stride, b + q * n, c_rows, rows, n,
-                                                     k - q < BLOCK ? k - q : BLOCK, q > 0, 0, whole);
+            columns(a_rows + q * k_stride, row_stride, k_stride, b + q * n, c_rows, rows, n, k - q < BLOCK ? k - q : BLOCK,
+                    q > 0, 0, whole);
         // The last vector ends with the row: some of its columns are there already, with the same bits.
         if (whole < n)
-            unpacked_panel<ROWS, 1>(a_rows, row_stride, k_stride, b + n - LANES, c_rows + n - LANES, rows, n, k, false);
+            unpacked_panel<ROWS, 1, false>(a_rows, row_stride, k_stride, b + n - LANES, c_rows + n - LANES, rows, n, k, false);
     }
 }
 
@@ -583,6 +590,7 @@ struct Call {
 };
 
 extern "C" const char* const compiler = "g++ " __VERSION__;
+extern "C" const int vector_bytes = mlpgpu::VECTOR_BYTES;
 
 // While it lives, numbers below the smallest normal one count as 0: with them a processor takes tens of times as long,
 // and squares of small gradients, which Adam sums, are among them.
