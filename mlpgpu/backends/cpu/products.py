@@ -21,15 +21,15 @@ def is_by_transpose(rows: int, weights: int, few: tuple[int, int]) -> bool:
 #
 # | weights   | y of rows: 8 |   16 |   64 |  256 |  512 | gradient: 8 |   16 |   64 |  128 |  512 |
 # |-----------|--------------|------|------|------|------|-------------|------|------|------|------|
-# | 784×128   |         0.88 | 0.66 | 0.85 | 0.90 | 0.91 |        1.36 | 0.98 | 0.97 | 0.91 | 0.93 |
-# | 784×1024  |         0.36 | 0.47 | 0.76 | 0.93 | 1.03 |        0.37 | 0.52 | 0.87 | 0.90 | 1.00 |
-# | 2048×2048 |         0.57 | 0.61 | 0.88 | 0.96 | 1.02 |        0.43 | 0.78 | 0.98 | 1.01 | 1.33 |
+# | 784×128   |         0.89 | 0.66 | 0.84 | 0.91 | 0.91 |        1.32 | 0.91 | 0.93 | 0.89 | 0.94 |
+# | 784×1024  |         0.43 | 0.53 | 0.76 | 0.90 | 0.93 |        0.46 | 0.49 | 0.75 | 0.90 | 0.98 |
+# | 2048×2048 |         0.49 | 0.59 | 0.81 | 0.96 | 1.02 |        0.39 | 0.94 | 1.01 | 1.02 | 1.28 |
 #
 # By 1024×1024 weights y of one row takes 1.25.
 UNPACKED_BY_BLAS = 10**6
 MOST_ROWS_OF_Y, MOST_ROWS_OF_GRADIENT = 2, 4
-# Of larger products by one thread: at most so many weights, and so many rows of them.  With vectors of 32 bytes OpenBLAS
-# is faster at more than 8 rows: y of 64 rows by 784×1024 weights takes 1.4 of its time, the gradient as much.
+# Of larger products by one thread: at most so many weights, and so many rows of them.  With vectors of 32 bytes
+# OpenBLAS is faster at more than 8 rows: y of 64 rows by 784×1024 weights takes 1.4 of its time, the gradient as much.
 LARGE_Y = (2**19, 512), (2**30, 256)
 LARGE_GRADIENT = (2**18, 128), (2**20, 64)
 MOST_ROWS_OF_OTHERS = 8  # of those of few columns too, by shorter vectors, and where BLAS has several threads
