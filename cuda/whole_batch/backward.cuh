@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/dependent_launch.cuh"
+#include "common/integers.cuh"
 #include "common/reduce.cuh"
 #include "math/activations.cuh"
 #include "math/dropout.cuh"
@@ -14,24 +15,23 @@ namespace mlpgpu {
 // A warp takes LANE_ROWS neighbouring rows of W along their columns, COLUMNS at a time, and a lane every 32nd of these. So
 // an element of W, which is read once, gives its part of dx, then makes its step: what a lane adds up for dx, of at most
 // ROWS rows of the batch, stays in registers till the end of the rows of W. `column_warps` of a block's warps share rows,
-// at most MOST_COLUMN_WARPS. While a chunk of columns is multiplied, others come by asynchronous copies: W and its slots
-// from memory two chunks ahead, dz from the second-level cache one ahead.
+// at most MOST_COLUMN_WARPS. While a chunk of columns is multiplied, STAGES - 1 others come by asynchronous copies. Blocks are
+// large since each fetches all of dz from the second-level cache.
 template <int ROWS_>
 struct WholeBatchBackward {
-    static constexpr int ROWS = ROWS_, WARPS = 4, THREADS = WARPS * WARP;
-    static constexpr int BLOCKS = ROWS == 16 ? 3 : 4;  // of a multiprocessor of sm_90a
-    static constexpr int LANE_ROWS = ROWS > 16 ? 2 : 4, LANE_COLUMNS = 2, COLUMNS = LANE_COLUMNS * WARP;
-    static constexpr int MOST_COLUMN_WARPS = ROWS > 16 ? 2 : 4;
+    static constexpr int ROWS = ROWS_, WARPS = 8, THREADS = WARPS * WARP, BLOCKS = 2;  // of a multiprocessor of sm_90a
+    static constexpr int LANE_ROWS = 2, LANE_COLUMNS = 2, COLUMNS = LANE_COLUMNS * WARP;
+    static constexpr int MOST_COLUMN_WARPS = ROWS > 8 ? 2 : 4;
     static constexpr int DELTA_PITCH = MOST_COLUMN_WARPS * COLUMNS + 4, DELTAS = ROWS * DELTA_PITCH;  // of a chunk of dz
-    static constexpr int COLUMN_VECTORS = COLUMNS / 4, COPIED_ROWS = THREADS / COLUMN_VECTORS;  // of dz, at once
-    static constexpr int STAGES = 3, MOST_ARRAYS = 3, ELEMENTS = LANE_ROWS * LANE_COLUMNS;
+    static constexpr int COLUMN_VECTORS = COLUMNS / 4, COPIED_ROWS = smallest(ROWS, THREADS / COLUMN_VECTORS);  // of dz, at once
+    static constexpr int STAGES = ROWS > 16 ? 3 : 4, MOST_ARRAYS = 3, ELEMENTS = LANE_ROWS * LANE_COLUMNS;
     static constexpr int WEIGHT_PITCH = COLUMNS + 4, WEIGHTS = MOST_ARRAYS * LANE_ROWS * WEIGHT_PITCH;  // of a warp's chunk
     static constexpr int PITCH = WARPS * LANE_ROWS;  // of staged x (ROWS, rows of W)
     static constexpr int SUMS = ROWS * LANE_ROWS;    // of dx, for each warp
-    static constexpr int SHARED_BYTES = 4 * (2 * DELTAS + WARPS * STAGES * WEIGHTS + ROWS * PITCH);
+    static constexpr int SHARED_BYTES = 4 * (STAGES * (DELTAS + WARPS * WEIGHTS) + ROWS * PITCH);
     static_assert(BLOCKS * (SHARED_BYTES + 1024) <= 228 * 1024, "a block's memory has 1,024 bytes more");
     static_assert(COPIED_ROWS % 4 == 0 && ROWS % COPIED_ROWS == 0, "rows of dz that a thread copies have one lead");
-    static_assert(WARPS * SUMS <= 2 * DELTAS, "in the end the warps' sums lie where dz was");
+    static_assert(WARPS * SUMS <= STAGES * DELTAS, "in the end the warps' sums lie where dz was");
     static_assert(MOST_ARRAYS * LANE_ROWS <= WARP, "a lane copies the end of one of the warp's rows");
 };
 
@@ -131,14 +131,14 @@ __device__ __forceinline__ void backward_of_rows(const Rows& rows, const float* 
                                                  int n, int activation, int column_warps, const LayerDropout& dropout,
                                                  int64_t step) {
     SHARED(float, shared);
-    float* const staged_dz = shared;  // two chunks (ROWS, chunk), each row behind its place by its lead
-    float* const staged_weights = shared + 2 * T::DELTAS;
+    float* const staged_dz = shared;  // chunks (ROWS, chunk), each row behind its place by its lead
+    float* const staged_weights = shared + T::STAGES * T::DELTAS;
     float* const staged_x = staged_weights + T::WARPS * T::STAGES * T::WEIGHTS;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, groups = T::WARPS / column_warps;
     const int group = warp / column_warps, block_row = blockIdx.x * groups * T::LANE_ROWS;
     const int first_row = block_row + group * T::LANE_ROWS, chunk = column_warps * T::COLUMNS, stride = gridDim.y * chunk;
     const int of_warp = warp % column_warps * T::COLUMNS;  // in a chunk
-    int first = blockIdx.y * chunk, stage = 0;
+    int first = blockIdx.y * chunk;
     WarpWeights<Rule, T> of_weights(weight, slots, size, first_row, first + of_warp, k, n, stride,
                                     staged_weights + warp * T::STAGES * T::WEIGHTS);
 #pragma unroll
@@ -162,7 +162,7 @@ __device__ __forceinline__ void backward_of_rows(const Rows& rows, const float* 
             copy_vector_of<IS_WHOLE>(to + end_row * T::DELTA_PITCH + chunk, copied_end, left - chunk);
     };
     const auto fetch_dz = [&](int left, int stage) {
-        float* const to = staged_dz + stage * T::DELTAS;
+        float* const to = staged_dz + (stage < T::STAGES ? stage : stage - T::STAGES) * T::DELTAS;
         left >= chunk + 4 ? fetch_part(Is<true>(), left, to) : fetch_part(Is<false>(), left, to);
         copied += stride, copied_end += stride;
     };
@@ -170,16 +170,19 @@ __device__ __forceinline__ void backward_of_rows(const Rows& rows, const float* 
         return staged_dz + stage * T::DELTAS + r * T::DELTA_PITCH + lead_of(dz, r, n);
     };
     for (int i = rows.count * T::DELTA_PITCH + threadIdx.x; i < T::DELTAS; i += T::THREADS)  // rows that are never copied
-        staged_dz[i] = staged_dz[T::DELTAS + i] = 0.0f;
+#pragma unroll
+        for (int stage = 0; stage < T::STAGES; ++stage) staged_dz[stage * T::DELTAS + i] = 0.0f;
     pdl_wait_and_trigger();
     for (int i = threadIdx.x; i < T::ROWS * T::PITCH; i += T::THREADS) {
         const int r = i / T::PITCH, row = block_row + i % T::PITCH;
         const bool is_inside = r < rows.count && row < k;
         copy_or_clear(staged_x + i, x + (is_inside ? static_cast<int64_t>(indices ? indices[r] : r) * k + row : 0), is_inside);
     }
-    fetch_dz(n - first, 0);
-    commit_copies();
-    commit_copies();  // as if of W alone, like the last one of each chunk
+#pragma unroll
+    for (int ahead = 0; ahead < T::STAGES - 1; ++ahead) {
+        if (n - first > ahead * stride) fetch_dz(n - first - ahead * stride, ahead);
+        commit_copies();  // the first one also of x, and of all of W so far
+    }
     const float scale = mean_scale(totals);
     of_bias.scale = scale;
     float of_dx[T::SUMS] = {};
@@ -193,13 +196,14 @@ __device__ __forceinline__ void backward_of_rows(const Rows& rows, const float* 
 #pragma unroll
         for (int r = 0; r < T::ROWS; ++r) read_x(r, kept_x[r]);
     }
-    for (int until_bias = blockIdx.x; first < n; first += stride, stage ^= 1, --until_bias) {
-        wait_copies<1>();  // of W two chunks ahead
-        __syncthreads();   // the chunk is there for all, and all have read the one before
-        const int left = n - first - of_warp, following = n - first - stride, ahead = T::STAGES - 1;
-        if (following > 0) fetch_dz(following, stage ^ 1);
-        commit_copies();
-        if (n - first > ahead * stride) of_weights.fetch(ahead, left - ahead * stride);
+    for (int until_bias = blockIdx.x; first < n; first += stride, --until_bias) {
+        wait_copies<T::STAGES - 2>();
+        __syncthreads();  // the chunk is there for all, and all have read the one before
+        const int left = n - first - of_warp, ahead = T::STAGES - 1, stage = of_weights.stage;
+        if (n - first > ahead * stride) {
+            fetch_dz(n - first - ahead * stride, stage + ahead);
+            of_weights.fetch(ahead, left - ahead * stride);
+        }
         commit_copies();
         if (until_bias == 0) {  // of the blocks that have this chunk one moves its biases
             until_bias = gridDim.x;

@@ -17,15 +17,19 @@ namespace mlpgpu {
 // A block takes 16 rows of W along their columns, COLUMNS at a time, and each of its warps 16 by 16 of them: these, split, are
 // an operand of dxᵀ = W dzᵀ; and the same lane then has their gradient, xᵀ dz, and moves them. The sums of dx, of at most ROWS
 // rows of the batch, stay in registers till the end of the rows of W. W and its slots come to shared memory by asynchronous
-// copies, one chunk ahead, and so do dz's fragments; those of x stay there.
+// copies, STAGES - 1 chunks ahead, and so do dz's fragments; those of x stay there.
 template <int ROWS_, int COMPONENTS_, int SLOTS_>
 struct TensorWholeBatchBackward : FragmentShape {
     static constexpr int ROWS = ROWS_, COMPONENTS = COMPONENTS_, WARPS = 8, THREADS = WARPS * WARP, ROW_TILES = ROWS / STEP;
     static constexpr int COLUMNS = STEP * WARPS, ARRAYS = 1 + SLOTS_, ROOM = 112 * 1024;  // of one of two blocks of sm_90a
     static constexpr int WEIGHT_PITCH = COLUMNS + 16, WEIGHTS = ARRAYS * STEP * WEIGHT_PITCH;  // of a chunk
     static constexpr int FRAGMENTS = COMPONENTS * ROW_TILES * WORDS;  // of 16 columns, in words
-    // Room for two chunks of dz beside two of W, if that leaves room for two blocks; else one is multiplied and then copied.
-    static constexpr int STAGES = 2, DELTA_STAGES = 4 * (STAGES * WEIGHTS + (2 * WARPS + 1) * FRAGMENTS) <= ROOM ? 2 : 1;
+    // As many chunks of W and dz as leave room for two blocks; without room for two of each, dz is multiplied and then copied.
+    static constexpr bool has_room(int stages) { return 4 * (stages * WEIGHTS + (stages * WARPS + 1) * FRAGMENTS) <= ROOM; }
+    static constexpr int STAGES = has_room(4) ? 4 : has_room(3) ? 3 : 2, DELTA_STAGES = has_room(STAGES) ? STAGES : 1;
+    static __host__ __device__ constexpr int after(int stage, int count) {  // the stage so many after one
+        return STAGES == 2 ? stage ^ count : stage + count < STAGES ? stage + count : stage + count - STAGES;
+    }
     static constexpr int SUM_PITCH = STEP + 4, SUMS = ROWS * SUM_PITCH;  // of dx, of a warp: in the end they lie where all else was
     static constexpr int SHARED_BYTES = 4 * largest(STAGES * WEIGHTS + (DELTA_STAGES * WARPS + 1) * FRAGMENTS, WARPS * SUMS);
     static constexpr int BLOCKS = SHARED_BYTES <= ROOM ? 2 : 1;  // of a multiprocessor of sm_90a
@@ -55,6 +59,7 @@ __device__ __forceinline__ void tensor_backward_of_rows(const Rows& rows, const 
         return shared + stage * T::WEIGHTS + (of * T::STEP + row) * T::WEIGHT_PITCH;
     };
 
+    constexpr int AHEAD = T::STAGES - 1;
     int first = blockIdx.y * T::COLUMNS, stage = 0;  // whose copies the chunk is in
     constexpr int VECTORS = T::COLUMNS / 4, COPIED_ROWS = T::THREADS / VECTORS;
     const int copied_row = threadIdx.x / VECTORS, vector = threadIdx.x % VECTORS * 4;
@@ -80,7 +85,8 @@ __device__ __forceinline__ void tensor_backward_of_rows(const Rows& rows, const 
         left >= T::COLUMNS + 4 && block_row + T::STEP <= k ? fetch(Is<true>()) : fetch(Is<false>());
         copied += stride, end += stride;
     };
-    fetch_w(first, 0);
+#pragma unroll
+    for (int ahead = 0; ahead < AHEAD; ++ahead) fetch_w(first + ahead * stride, ahead);
     pdl_wait_and_trigger();
 
     // Rows that there are not become 0, of dz and of x, as sums go over all.
@@ -95,7 +101,7 @@ __device__ __forceinline__ void tensor_backward_of_rows(const Rows& rows, const 
 #pragma unroll
             for (int p = 0; p < T::COMPONENTS; ++p)
                 copy_or_clear_words(
-                    staged_dz + (stage % T::DELTA_STAGES * T::FRAGMENTS + (p * T::ROW_TILES + tile) * T::WORDS + of_lane),
+                    staged_dz + (stage * T::FRAGMENTS + (p * T::ROW_TILES + tile) * T::WORDS + of_lane),
                     copied_dz + p * component_stride + tile * T::WORDS, tile * T::STEP < left_rows);
         copied_dz += dz_stride;
     };
@@ -107,6 +113,11 @@ __device__ __forceinline__ void tensor_backward_of_rows(const Rows& rows, const 
                                 x.tile(blockIdx.x, tile) + p * x.component_stride() + of_lane,
                                 tile * T::STEP < left_rows);
     commit_copies();
+#pragma unroll
+    for (int ahead = 1; ahead < AHEAD; ++ahead) {  // the first one has x and all of W so far
+        fetch_dz(first + ahead * stride + of_warp, ahead);
+        commit_copies();
+    }
     const float scale = mean_scale(totals);
     of_bias.scale = scale;
     const int lane_row = lane_row_of_weight(), row = block_row + lane_row, lane_column = of_warp + lane % 4 * 4;
@@ -114,11 +125,11 @@ __device__ __forceinline__ void tensor_backward_of_rows(const Rows& rows, const 
     if (ARRAYS > 1) is_vectored &= reinterpret_cast<uintptr_t>(slots) % 16 == 0;
     float of_dx[HAS_DX ? T::ROW_TILES : 1][2][4] = {};
     int until_bias = blockIdx.x;
-    for (; first < n; first += stride, --until_bias, stage ^= 1) {
-        wait_copies<0>();
+    for (; first < n; first += stride, --until_bias, stage = T::after(stage, 1)) {
+        wait_copies<AHEAD - 1>();
         __syncthreads();  // the chunk is there for all, and all have moved the one before
-        fetch_w(first + stride, stage ^ 1);
-        if (T::DELTA_STAGES > 1) fetch_dz(first + stride + of_warp, stage ^ 1);
+        fetch_w(first + AHEAD * stride, T::after(stage, AHEAD));
+        if (T::DELTA_STAGES > 1) fetch_dz(first + AHEAD * stride + of_warp, T::after(stage, AHEAD));
         commit_copies();
         if (until_bias == 0) {  // of the blocks that have this chunk one moves its biases
             until_bias = gridDim.x;
@@ -154,7 +165,7 @@ __device__ __forceinline__ void tensor_backward_of_rows(const Rows& rows, const 
             }
             split_pairs(pairs, of_w);
         }
-        const unsigned* const of_chunk = staged_dz + stage % T::DELTA_STAGES * T::FRAGMENTS;
+        const unsigned* const of_chunk = staged_dz + (T::DELTA_STAGES > 1 ? stage : 0) * T::FRAGMENTS;
         const bool has_columns = first + of_warp < n;  // else there is no dz
         float gradients[2][4] = {};
 #pragma unroll

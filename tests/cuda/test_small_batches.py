@@ -655,14 +655,15 @@ def test_tensor_cores_multiply_more_rows_by_very_large_weights(operand_format: O
 
 
 @pytest.mark.parametrize(
-    ("k", "n", "rows", "blocks", "warps"),
-    [(4096, 3072, 8, 512, 2), (3072, 768, 8, 384, 2), (1061, 4096, 8, 266, 4), (6144, 6144, 8, 384, 1),
-     (1536, 1536, 16, 384, 4), (1536, 1536, 32, 384, 2), (16384, 1024, 16, 1024, 1), (1536, 64, 8, 96, 1)],
+    ("k", "n", "rows", "has_dx", "blocks", "warps"),
+    [(4096, 3072, 8, True, (256, 1), 1), (1061, 4096, 8, True, (133, 1), 2), (6144, 6144, 8, True, (768, 1), 2),
+     (512, 2048, 8, True, (128, 1), 4), (1536, 1536, 16, True, (192, 1), 2), (1536, 1536, 32, True, (192, 1), 2),
+     (1536, 64, 8, True, (192, 1), 2), (768, 4096, 8, False, (48, 5), 1), (3073, 6161, 8, False, (769, 1), 4)],
 )  # fmt: skip
-def test_as_many_warps_share_rows_as_leave_all_blocks_on_the_card(
-    k: int, n: int, rows: int, blocks: int, warps: int
+def test_backward_passes_of_the_whole_batch_have_the_blocks_that_end_first(
+    k: int, n: int, rows: int, has_dx: bool, blocks: tuple[int, int], warps: int
 ) -> None:
-    assert kernels.whole_batch_backward_grid(k, n, rows, 132, has_dx=True) == ((blocks, 1, 1), warps)
+    assert kernels.whole_batch_backward_grid(k, n, rows, 132, has_dx=has_dx) == ((*blocks, 1), warps)
 
 
 @pytest.mark.parametrize(

@@ -373,8 +373,8 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "rows of dz that there are not left as they were": (
         "whole_batch/backward.cuh",
-        "staged_dz[i] = staged_dz[T::DELTAS + i] = 0.0f;",
-        "staged_dz[i] = 0.0f;",
+        "stage < T::STAGES; ++stage) staged_dz",
+        "stage + 1 < T::STAGES; ++stage) staged_dz",
         kernels.dense_backward_whole_batch("Adam", kernels.WHOLE_BATCHES[0]),
     ),
     "the end of rows of W not copied": (

@@ -10,7 +10,8 @@ from .updates import RULES, slot_count
 
 WHOLE_BATCHES = (8, 16, 32)  # the most rows of WholeBatchForward and WholeBatchBackward
 WHOLE_BATCH_SPLITS = (1, 2, 4, 8)  # blocks of a cluster that share the slices of the forward pass
-WHOLE_BATCH_WARPS, WHOLE_BATCH_COLUMNS = 4, 64  # of a block of the backward pass; of W, that a warp moves at a time
+WHOLE_BATCH_WARPS, WHOLE_BATCH_COLUMNS = 8, 64  # of a block of the backward pass; of W, that a warp moves at a time
+_LANE_ROWS, _WHOLE_BATCH_BLOCKS = 2, 2  # of W, that such a warp moves at a time; of blocks, on a multiprocessor at once
 
 # Rows and columns of a fragment of the batch (whole_batch/fragments.cuh).
 FRAGMENT = 16
@@ -18,7 +19,7 @@ FRAGMENT = 16
 # Of TensorWholeBatchForward and TensorWholeBatchBackward: the most rows by components, and a forward block's columns.
 TENSOR_WHOLE_BATCHES = {1: (32,), 2: (32, 64), 3: (32, 64)}
 TENSOR_WHOLE_BATCH_COLUMNS, _SLICE_ROWS = 64, 64  # of a forward block; of a slice of W
-_MOST_BLOCKS_OF_COLUMNS = 32  # that share rows of W
+_MOST_BLOCKS_OF_COLUMNS = 32  # of a backward pass, that share rows of W
 _TENSOR_WARPS, _TENSOR_ROOM = 8, 112 << 10  # bytes of one of two blocks of a multiprocessor of sm_90a
 
 _OUTPUTS = "const float* b[n], float* z[rows,n], float* y[rows,n], float* dropped[rows,n]"
@@ -85,46 +86,49 @@ def dense_backward_whole_batch(rule: str, rows: int) -> Entry:
     """dx, and the step of ``rule`` along the gradient, for at most so many rows, one of WHOLE_BATCHES."""
     signature = f"{ROWS}, {update_signature(rule)}, {_INPUT_GRADIENT}, {_SIZES}, int column_warps, {DROPOUT}"
     name, block = "dense_backward_whole_batch", f"WholeBatchBackward<{rows}>"
-    threads, (lane_rows, most_column_warps) = WHOLE_BATCH_WARPS * WARP, _whole_batch_warps(rows)
-    deltas = rows * (most_column_warps * WHOLE_BATCH_COLUMNS + 4)
-    weights = WHOLE_BATCH_WARPS * 3 * lane_rows * (WHOLE_BATCH_COLUMNS + 4)
+    deltas = rows * (_most_column_warps(rows) * WHOLE_BATCH_COLUMNS + 4)
+    weights = WHOLE_BATCH_WARPS * 3 * _LANE_ROWS * (WHOLE_BATCH_COLUMNS + 4)
+    stages = 3 if rows > 16 else 4
     return Entry(
         f"{name}_{rule}_{rows}", "whole_batch/backward.cuh", f"{name}<{rule}Rule, {block}>", arguments(signature),
-        threads, 4 * (2 * deltas + 3 * weights + rows * WHOLE_BATCH_WARPS * lane_rows),
-        blocks=_whole_batch_blocks(rows), needs="sm_80", constants=True,
+        WHOLE_BATCH_WARPS * WARP, 4 * (stages * (deltas + weights) + rows * WHOLE_BATCH_WARPS * _LANE_ROWS),
+        blocks=_WHOLE_BATCH_BLOCKS, needs="sm_80", constants=True,
         prefetched=(("weight", 0), ("weight_slots", 0)), spill_bytes=24,
         products=(DENSE_PRODUCT, replace(DENSE_PRODUCT, when=("dx",))), block=block,
     )  # fmt: skip
 
 
-def _whole_batch_warps(rows: int) -> tuple[int, int]:
-    """Rows of W that a warp of the backward pass moves at a time, and how many warps share them at most."""
-    return (2, 2) if rows > 16 else (4, 4)
-
-
-def _whole_batch_blocks(rows: int) -> int:
-    """Blocks of the backward pass that a multiprocessor of sm_90a has at once."""
-    return 3 if rows == 16 else 4
+def _most_column_warps(rows: int) -> int:
+    """How many warps of a block of the backward pass share rows of W at most."""
+    return 2 if rows > 8 else 4
 
 
 def whole_batch_backward_grid(
     k: int, n: int, rows: int, multiprocessors: int, *, has_dx: bool
 ) -> tuple[tuple[int, int, int], int]:
-    """Blocks of the backward pass of a weight (k, n), and how many warps of each share rows of W.
+    """Blocks of the backward pass of a weight (k, n), and how many warps of each share rows of W, as end first.
 
-    As many share them as leave all blocks on the card at once: it would be half empty while the last ones run.
+    Without dx other blocks may have other columns.
     """
-    (lane_rows, most_warps), slices = _whole_batch_warps(rows), ceil_div(n, WHOLE_BATCH_COLUMNS)
-    room, warps = multiprocessors * _whole_batch_blocks(rows), 1
-
-    def blocks(warps: int) -> int:
-        return ceil_div(k, lane_rows * WHOLE_BATCH_WARPS // warps)
-
-    while warps < min(most_warps, slices) and blocks(2 * warps) <= room:
+    chunks, warps = ceil_div(n, WHOLE_BATCH_COLUMNS), 1
+    ways = []
+    while warps <= _most_column_warps(rows):
+        across, most = ceil_div(k, _LANE_ROWS * WHOLE_BATCH_WARPS // warps), ceil_div(chunks, warps)
+        downs = (1,) if has_dx else range(1, min(most, _MOST_BLOCKS_OF_COLUMNS) + 1)
+        ways += [((across, down, 1), warps) for down in downs]
         warps *= 2
-    across = blocks(warps)
-    down = 1 if has_dx else max(1, min(ceil_div(slices, warps), room // across))
-    return (across, down, 1), warps
+    room = _WHOLE_BATCH_BLOCKS * multiprocessors
+    # Of equals that whose warps share most: what they copy at once lies side by side.
+    return min(ways, key=lambda way: (_turns(way[0], chunks, way[1], room), -way[1]))
+
+
+def _turns(grid: tuple[int, int, int], chunks: int, at_once: int, room: int) -> int:
+    """Chunks that blocks have in turn, ``at_once`` of them at a time, where a card has room for so many blocks.
+
+    A block takes as long for what it does once as for two.
+    """
+    across, down, _ = grid
+    return ceil_div(across * down, room) * (ceil_div(chunks, at_once * down) + 2)
 
 
 def tensor_whole_batch(rows: int, components: int) -> int:
@@ -160,10 +164,13 @@ def _tensor_forward_bytes(rows: int, components: int) -> int:
 
 
 def _tensor_backward_bytes(rule: str, rows: int, components: int) -> int:
-    """Shared memory of a block of the backward pass: two chunks of W and its slots, x, and two chunks of dz or one."""
-    weights = 2 * 4 * (1 + slot_count(rule)) * FRAGMENT * (FRAGMENT * _TENSOR_WARPS + 16)
-    one, two = (weights + (stages * _TENSOR_WARPS + 1) * _fragment_bytes(rows, components) for stages in (1, 2))
-    return max(two if two <= _TENSOR_ROOM else one, 4 * _TENSOR_WARPS * rows * (FRAGMENT + 4))  # in the end for sums
+    """Shared memory of a block of the backward pass: x, and up to four chunks of W, its slots and dz."""
+    weights = 4 * (1 + slot_count(rule)) * FRAGMENT * (FRAGMENT * _TENSOR_WARPS + 16)
+    deltas = _fragment_bytes(rows, components)
+    wanted = [stages * weights + (stages * _TENSOR_WARPS + 1) * deltas for stages in (4, 3, 2)]
+    least = 2 * weights + (_TENSOR_WARPS + 1) * deltas
+    chosen = next((each for each in wanted if each <= _TENSOR_ROOM), least)
+    return max(chosen, 4 * _TENSOR_WARPS * rows * (FRAGMENT + 4))  # in the end for sums
 
 
 def dense_forward_tensor_whole_batch(rows: int, components: int, split: int = 1) -> Entry:
@@ -221,16 +228,10 @@ def dense_backward_tensor_whole_batch(rule: str, rows: int, components: int) -> 
 
 
 def tensor_whole_batch_backward_grid(k: int, n: int, multiprocessors: int) -> tuple[int, int, int]:
-    """Blocks of the backward pass of a weight (k, n): of its rows, and so many for the columns of each as end first.
-
-    A block takes as long for what it does once as for two chunks of columns.
-    """
-    across, chunks, room = ceil_div(k, FRAGMENT), tensor_whole_batch_chunks(n), 2 * multiprocessors
-
-    def taken(down: int) -> int:
-        return ceil_div(across * down, room) * (ceil_div(chunks, down) + 2)
-
-    return across, min(range(1, min(chunks, _MOST_BLOCKS_OF_COLUMNS) + 1), key=taken), 1
+    """Blocks of the backward pass of a weight (k, n): of its rows, and so many for the columns of each as end first."""
+    across, chunks = ceil_div(k, FRAGMENT), tensor_whole_batch_chunks(n)
+    grids = [(across, down, 1) for down in range(1, min(chunks, _MOST_BLOCKS_OF_COLUMNS) + 1)]
+    return min(grids, key=lambda grid: _turns(grid, chunks, 1, 2 * multiprocessors))
 
 
 def tensor_whole_batch_partials(grid: tuple[int, int, int], rows: int) -> int:
