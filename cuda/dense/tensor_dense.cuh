@@ -96,7 +96,7 @@ __device__ __forceinline__ void tensor_forward(const Step* step, int shard, int 
         multiply(rows.count,
                  epilogue_of(Rescaled(x_row_scales, nullptr, w_column_scales, {x + first * k, k, 1}, {w, 1, n}, k), end));
     else
-        multiply(y_components ? padded_rows(rows.count) : rows.count, epilogue_of(Unscaled(), end));
+        multiply(y_components ? filled_rows(rows.count) : rows.count, epilogue_of(Unscaled(), end));
 }
 
 // dx = C ∘ f'(saved) · keep; where the epilogue DROPS elements, dx is what the dropout leaves of C ∘ f'(saved · restore), as
@@ -210,7 +210,7 @@ __device__ __forceinline__ void tensor_backward_input(const Step* step, int shar
         multiply(rows.count,
                  epilogue_of(Rescaled(dz_row_scales, nullptr, w_row_scales, {dz + first * n, n, 1}, {w, n, 1}, n), end));
     else
-        multiply(dx_components ? padded_rows(rows.count) : rows.count, epilogue_of(Unscaled(), end));
+        multiply(dx_components ? filled_rows(rows.count) : rows.count, epilogue_of(Unscaled(), end));
 }
 
 // Stores C to (m, n).

@@ -109,7 +109,7 @@ __device__ __forceinline__ void tensor_forward_loss(const Step* step, int shard,
     const LossEpilogue<Loss> end = {b, order + rows.order + rows.first, targets, weights, delta_components,
                                     rows.count, n, value, weight};
     Product::template multiply<true, false>(x_components, x_stride, pitch_k, w_components, padded_rows(k) * pitch_n,
-                                            pitch_n, padded_rows(rows.count), n, k, PREFETCH_A | PREFETCH_B | PREFETCH_EPILOGUE,
+                                            pitch_n, filled_rows(rows.count), n, k, PREFETCH_A | PREFETCH_B | PREFETCH_EPILOGUE,
                                             epilogue_of(Unscaled(), end));
     __syncthreads();  // since the sums take the product's shared memory
     BatchTotal(step, value, weight, sums, arrived, totals, losses).finish();

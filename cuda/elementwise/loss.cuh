@@ -38,7 +38,7 @@ __device__ __forceinline__ void loss(const Step* step, int shard, int shards, co
     constexpr int IN_REGISTERS = Team::SIZE == WARP ? 16 : 4;
     pdl_wait_and_trigger();
     const Rows rows = shard_rows(step, shard, shards);
-    const int teams_of_block = blockDim.x / Team::SIZE, end = components ? padded_rows(rows.count) : rows.count;
+    const int teams_of_block = blockDim.x / Team::SIZE, end = components ? filled_rows(rows.count) : rows.count;
     double value = 0.0, weight = 0.0;
     for (int row = blockIdx.x * teams_of_block + threadIdx.x / Team::SIZE; row < end; row += gridDim.x * teams_of_block) {
         uint16_t* const split = components ? components + row * static_cast<int64_t>(padded_columns(n)) : nullptr;

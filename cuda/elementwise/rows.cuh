@@ -199,7 +199,7 @@ __device__ __forceinline__ void dropout(const Step* step, int shard, int shards,
         is_whole && has_vectors ? of.template drop<4>(place, kept) : of.template drop<1>(place, kept);
     }
     const int pitch = padded_columns(n);
-    const int64_t padding = components ? (padded_rows(rows.count) - rows.count) * pitch : 0;
+    const int64_t padding = components ? (filled_rows(rows.count) - rows.count) * pitch : 0;
 #pragma unroll 1
     for (int64_t i = first_element(); i < padding; i += element_stride())
 #pragma unroll 1

@@ -206,7 +206,7 @@ __device__ __forceinline__ void column_head(const Step* step, int shard, int sha
     __syncthreads();
     if (warp == T::WARPS && blockIdx.y == 0) add_errors_up<T::ROWS>(step, errors, sums, arrived, totals, losses);
 
-    const bool is_padding = dx_components && rows <= 0 && row0 < padded_rows(shard_of.count);
+    const bool is_padding = dx_components && rows <= 0 && row0 < filled_rows(shard_of.count);
     if (!has_dx && !is_padding) return;
     uint16_t* const of_block = dx_components ? dx_components + static_cast<int64_t>(row0) * padded_columns(k) : nullptr;
     const HeadInputGradient gradient = {dx ? dx + first * k : nullptr, of_block, dx_stride, dx_component_count, rows, k,

@@ -319,7 +319,7 @@ __device__ __forceinline__ void head(const Step* step, int shard, int shards, co
     if (rows <= 0) pdl_wait_and_trigger();
     if (thread.warp == T::WARPS) add_errors_up<T::ROWS>(step, errors, sums, arrived, totals, losses);
 
-    const bool is_padding = dx_components && rows <= 0 && row0 < padded_rows(shard_of.count);
+    const bool is_padding = dx_components && rows <= 0 && row0 < filled_rows(shard_of.count);
     if (!((dx || dx_components) && rows > 0) && !is_padding) return;
     uint16_t* const of_block = dx_components ? dx_components + static_cast<int64_t>(row0) * padded_columns(k) : nullptr;
     const HeadInputGradient gradient = {dx ? dx + first * k : nullptr, of_block, dx_stride, dx_component_count, rows, k,

@@ -17,7 +17,8 @@
 //   dZ (B, n)   dZ'' = dZ · 2^(e_X[row] - e_T), for xᵀ dz; e_T is the same for all rows
 //
 // The components of an array (rows, n) are (COMPONENTS, rows padded to 128, n padded to 64), row-major. They belong to one
-// shard, whose first row is row 0. The padding is written as 0 each time, so that products may read it.
+// shard, whose first row is row 0. Behind its last one, rows as far as a multiple of 64 are written as 0 each time, since a
+// product over the rows takes as many at a time; further ones may hold anything, and give rows of C that nobody stores.
 #pragma once
 
 #include "common/integers.cuh"
@@ -25,9 +26,10 @@
 
 namespace mlpgpu {
 
-constexpr int ROW_PADDING = 128, COLUMN_PADDING = 64;
+constexpr int ROW_PADDING = 128, FILLED_ROWS = 64, COLUMN_PADDING = 64;
 
 __device__ __forceinline__ int64_t padded_rows(int64_t rows) { return round_up(rows, ROW_PADDING); }
+__device__ __forceinline__ int64_t filled_rows(int64_t rows) { return round_up(rows, FILLED_ROWS); }
 __device__ __forceinline__ int padded_columns(int n) { return round_up(n, COLUMN_PADDING); }
 
 // A row's or column's scale is one word: its exponent times 8, plus these flags.

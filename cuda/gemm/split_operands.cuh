@@ -164,7 +164,7 @@ __device__ __forceinline__ void split_row(const RowTeam& team, const Source* row
 // Splits a shard's rows of x (B, n), each with its own scale, and stores row scales (rows,) and, in `column_scales` (n,),
 // flags of columns. With an order the rows are those of a data set, of floats or of bytes that are multiplied by `scale`, and
 // `copy` (B, n) receives them as floats. Unscaled rows may be those of several steps, which are stored one after another.
-// Grid: (rows padded to 128, over rows per block; steps).
+// Grid: (filled rows, over rows per block; steps).
 template <class Format, class Source>
 __device__ __forceinline__ void split_rows(const Step* step, int shard, int shards, const Source* x,
                                            const int* order, float scale, const int* weight_row_scales, float* copy, uint16_t* components,
@@ -173,7 +173,7 @@ __device__ __forceinline__ void split_rows(const Step* step, int shard, int shar
     const Rows rows = shard_rows(step + blockIdx.y, shard, shards);
     const RowTeam team(n);
     const int r = blockIdx.x * team.rows() + team.row;
-    if (r >= padded_rows(rows.count)) return;  // as do all threads of the block
+    if (r >= filled_rows(rows.count)) return;  // as do all threads of the block
     const int64_t row = rows.first + static_cast<int64_t>(r);
     const int64_t from = order && r < rows.count ? order[rows.order + row] : row;
     split_row<Format>(team, r < rows.count ? x + from * n : nullptr, scale, weight_row_scales,
@@ -184,14 +184,14 @@ __device__ __forceinline__ void split_rows(const Step* step, int shard, int shar
 }
 
 // The same for weights w (k, n), and for other weights in the same launch unless they are null.
-// Grid: k padded to 128, over rows per block; then the same for the other weights.
+// Grid: filled rows, over rows per block; then the same for the other weights.
 template <class Format>
 __device__ __forceinline__ void split_weights(const float* w, uint16_t* components, int* row_scales, int* column_scales, int k, int n,
                                               const float* other_w, uint16_t* other_components, int* other_row_scales,
                                               int* other_column_scales, int other_k, int other_n) {
     pdl_wait_and_trigger();
     int64_t block = blockIdx.x;
-    const int64_t blocks = padded_rows(k) / RowTeam(n).rows();
+    const int64_t blocks = filled_rows(k) / RowTeam(n).rows();
     if (block >= blocks) {
         block -= blocks;
         w = other_w, components = other_components, row_scales = other_row_scales, column_scales = other_column_scales, k = other_k, n = other_n;
@@ -276,7 +276,7 @@ __device__ __forceinline__ void split_columns(const Step* step, int shard, int s
     const int pitch = padded_columns(n), column = blockIdx.x * T::WIDTH + threadIdx.x % T::LANES * 4;
     const int top = Format::SCALED ? delta_exponent(rows, row_scales, x_row_scales, words) : 0;
 
-    const int end = static_cast<int>(padded_rows(rows.count));
+    const int end = static_cast<int>(filled_rows(rows.count));
     const int part = ceil_div(end, gridDim.y * T::ROWS) * T::ROWS;
     const int part_end = min(end, static_cast<int>(blockIdx.y + 1) * part);
     float sum[4] = {};

@@ -345,7 +345,7 @@ def test_a_planted_choice_is_found(planted: str) -> None:
     "bound",
     [
         "grid = min(rows, MOST_GRID_Y), 1, 1",
-        "rows = kernels.padded_rows(shard.rows) if components else shard.rows",
+        "rows = kernels.filled_rows(shard.rows) if components else shard.rows",
         "if isinstance(path, SmallN):\n    entry = kernels.dense_backward_update(optimizer, 'narrow')",
         "if address % 16 == 0:\n    copy = kernels.zero()",
     ],

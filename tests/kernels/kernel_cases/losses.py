@@ -11,7 +11,7 @@ from helpers import EPS, EPS32, LOSS_KINDS, LOSS_OF
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends.constants import loss_numbers
 from mlpgpu.backends.cuda import kernels
-from mlpgpu.backends.cuda.kernels import Entry, HeadForm, Team, ceil_div, padded_columns, padded_rows
+from mlpgpu.backends.cuda.kernels import Entry, HeadForm, Team, ceil_div, filled_rows, padded_columns, padded_rows
 from mlpgpu.backends.cuda.run.steps import STEP
 from mlpgpu.losses import OUTPUTS, OutputName, TargetKind, apply_output
 
@@ -217,7 +217,7 @@ def _components_of(
     padded, rows = (components, padded_rows(batch.most_rows), padded_columns(n)), len(value)
     full, full_bound, is_written = np.zeros(padded), np.zeros(padded), np.zeros(padded, bool)
     full[0, :rows, :n], full_bound[0, :rows, :n] = value, bound + BFLOAT_ERRORS[components] * (abs(value) + bound)
-    is_written[:, : padded_rows(rows), : written or n] = True
+    is_written[:, : filled_rows(rows), : written or n] = True
     outputs[f"{prefix}components"] = Output(full, full_bound, is_written, together)
     del outputs["sums"]  # of other blocks
     words, sums = np.full(padded, 0x5A5A, np.uint16), blank(padded[1] // block_rows, 2, dtype=np.float64)

@@ -10,7 +10,7 @@ from helpers import EPS32
 
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends.cuda import kernels
-from mlpgpu.backends.cuda.kernels import OperandFormat, padded_rows
+from mlpgpu.backends.cuda.kernels import OperandFormat, filled_rows
 from mlpgpu.backends.cuda.run.steps import STEP
 from mlpgpu.random import least_kept
 
@@ -114,7 +114,7 @@ def dropout(
         args = {"y": None, "components": into, "component_stride": into[0].size, "component_count": len(into)}
         rows = batch.part.stop - batch.part.start
         outputs = {"components": component_output(y[batch.part], bound[batch.part], rows, into, vector=1)}
-        outputs["components"].written[:, rows : padded_rows(rows)] = rows > 0
+        outputs["components"].written[:, rows : filled_rows(rows)] = rows > 0
     name = f"{batch}-{n}-rate{rate}" + f"-{activation}" * bool(activation)
     return Case(
         name + (f"-{operand_format.name}" if operand_format else ""),

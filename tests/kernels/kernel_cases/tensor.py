@@ -30,6 +30,7 @@ from mlpgpu.backends.cuda.kernels import (
     Sm90Tile,
     ceil_div,
     cluster_split_tiles,
+    filled_rows,
     narrow_tiles,
     narrow_weight_tiles,
     padded_columns,
@@ -67,6 +68,7 @@ from .updates import stepped
 
 INEXACT, HAS_NAN, NONZERO = 1, 2, 4
 TOP_EXPONENT, LEAST_EXACT = 14, 2.0**-13
+NAN_BITS = 0x7FFF  # of bfloat16 and of half
 UNWRITTEN_BITS = 0x5A5A
 
 # What a form makes of a product of two numbers: each factor is off by half a unit of its last of 11 or 8 bits, or
@@ -161,11 +163,23 @@ def is_sampled(entry: Entry, tiles: Sequence[GemmTile] = SAMPLED_TILES) -> bool:
 
 @dataclass(frozen=True)
 class SplitOperand:
-    """An array as components (P, rows, columns), with the row_scales of its rows and the flags of its columns."""
+    """An array as components (P, rows, columns), with the row_scales of its rows and the flags of its columns.
+
+    Of the rows so many are written.
+    """
 
     bits: np.ndarray
     row_scales: np.ndarray
     column_scales: np.ndarray
+    written: int
+
+    @property
+    def filled(self) -> np.ndarray:
+        return self.bits[:, : self.written]
+
+    @property
+    def filled_scales(self) -> np.ndarray:
+        return self.row_scales[: self.written]
 
 
 def exponents(x: np.ndarray) -> np.ndarray:
@@ -194,9 +208,11 @@ def hold(operand_format: OperandFormat, x: np.ndarray, shift: np.ndarray) -> tup
 
 
 def padded(words: np.ndarray) -> np.ndarray:
-    """(P, rows, columns) with 0 beyond the array."""
+    """(P, rows, columns) with 0 beyond the array, and NaN in rows that nobody fills."""
     _, rows, columns = words.shape
-    return np.pad(words, ((0, 0), (0, padded_rows(rows) - rows), (0, padded_columns(columns) - columns)))
+    full = np.pad(words, ((0, 0), (0, padded_rows(rows) - rows), (0, padded_columns(columns) - columns)))
+    full[:, filled_rows(rows) :] = NAN_BITS
+    return full
 
 
 def _or(flags: np.ndarray, axis: int) -> np.ndarray:
@@ -213,7 +229,7 @@ def split(operand_format: OperandFormat, x: np.ndarray, weight_row_scales: np.nd
     row_scales[: len(x)] = 8 * own + _or(flags, 1)
     columns = np.zeros(padded_columns(x.shape[1]), np.int32)
     columns[: x.shape[1]] = _or(flags, 0)
-    return SplitOperand(padded(words), row_scales.astype(np.int32), columns)
+    return SplitOperand(padded(words), row_scales.astype(np.int32), columns, filled_rows(len(x)))
 
 
 def split_deltas(
@@ -227,7 +243,7 @@ def split_deltas(
     words, flags = hold(operand_format, dz, np.broadcast_to((of_x - top)[:, np.newaxis], dz.shape))
     columns = np.zeros(padded_columns(dz.shape[1]), np.int32)
     columns[: dz.shape[1]] = 8 * top + _or(flags, 0)
-    return SplitOperand(padded(words), row_scales, columns)
+    return SplitOperand(padded(words), row_scales, columns, filled_rows(len(dz)))
 
 
 def blank_components(operand_format: OperandFormat, rows: int, columns: int) -> np.ndarray:
@@ -303,11 +319,11 @@ def split_rows(
         np.full(padded_rows(batch.most_rows), -77, np.int32),
     )
     known = np.zeros(padded_columns(n), np.int32)
-    outputs = {} if plain else {"components": _exact_components(operand_format, _in_blank(components.bits, words))}
+    outputs = {} if plain else {"components": _exact_components(operand_format, _in_blank(components.filled, words))}
     if fetched:
         outputs["copy"] = exact(x, batch.written(*x.shape))
     if operand_format.scaled:
-        outputs["row_scales"] = _in_blank(components.row_scales, row_scales)
+        outputs["row_scales"] = _in_blank(components.filled_scales, row_scales)
         if not plain:
             outputs["column_scales"] = exact(components.column_scales)
     return Case(
@@ -350,7 +366,7 @@ def split_rows_of_steps(operand_format: OperandFormat, n: int, source: str = "fl
         data = _fetched(batch, rows, data)
     words = np.stack([blank_components(operand_format, 150, n) for _ in steps])
     components = [
-        _in_blank(split(operand_format, x[batch.part]).bits, blank_components(operand_format, 150, n))
+        _in_blank(split(operand_format, x[batch.part]).filled, blank_components(operand_format, 150, n))
         for batch in steps
     ]
     expected = Output(
@@ -371,15 +387,19 @@ def split_rows_of_steps(operand_format: OperandFormat, n: int, source: str = "fl
 def split_weights(operand_format: OperandFormat, k: int, n: int, other: tuple[int, int] | None = None) -> Case:
     w = special(k, n)
     components = split(operand_format, w)
+    words, row_scales = blank_components(operand_format, k, n), np.full(padded_rows(k), -77, np.int32)
     args = {
-        "w": w, "components": blank_components(operand_format, k, n),
-        "row_scales": np.full(padded_rows(k), -77, np.int32),
+        "w": w, "components": words, "row_scales": row_scales,
         "column_scales": np.zeros(padded_columns(n), np.int32), "k": k, "n": n,
     }  # fmt: skip
-    outputs = {"components": _exact_components(operand_format, exact(components.bits))}
+    outputs = {"components": _exact_components(operand_format, _in_blank(components.filled, words))}
     if operand_format.scaled:
-        outputs |= {"row_scales": exact(components.row_scales), "column_scales": exact(components.column_scales)}
-    blocks, names = kernels.row_blocks(k, n)[0], ("w", "components", "row_scales", "column_scales", "k", "n")
+        outputs["row_scales"] = _in_blank(components.filled_scales, row_scales)
+        outputs["column_scales"] = exact(components.column_scales)
+    blocks, names = (
+        kernels.row_blocks(k, n)[0],
+        ("w", "components", "row_scales", "column_scales", "k", "n"),
+    )
     if other:
         second = split_weights(operand_format, *other)
         blocks += second.grid[0]
@@ -406,13 +426,13 @@ def split_columns(
     components = split_deltas(operand_format, dz[batch.part], row_scales, x_row_scales)
     words, columns = blank_components(operand_format, batch.most_rows, n), np.full(padded_columns(n), -77, np.int32)
     of_rows, row_components = wide(dz[batch.part]), None
-    outputs = {"components": _exact_components(operand_format, _in_blank(components.bits, words))}
+    outputs = {"components": _exact_components(operand_format, _in_blank(components.filled, words))}
     if both:
         of_dz, row_components = split(operand_format, dz[batch.part]), words.copy()
         row_scales = np.full(padded_rows(batch.most_rows), -77, np.int32)
         row_scales[: len(of_rows)] = of_dz.row_scales[: len(of_rows)] & ~(INEXACT | HAS_NAN)
-        outputs["row_components"] = _exact_components(operand_format, _in_blank(of_dz.bits, row_components))
-        outputs["row_scales"] = _in_blank(of_dz.row_scales, row_scales)
+        outputs["row_components"] = _exact_components(operand_format, _in_blank(of_dz.filled, row_components))
+        outputs["row_scales"] = _in_blank(of_dz.filled_scales, row_scales)
     if not plain:
         outputs["db"] = expect(of_rows.sum(axis=0), (len(of_rows) + 2) * EPS32 * abs(of_rows).sum(axis=0))
     if operand_format.scaled:
@@ -492,7 +512,7 @@ def component_output(value: np.ndarray, bound: np.ndarray, rows: int, into: np.n
     words[0, :rows, :columns] = value
     with np.errstate(invalid="ignore"):
         off[0, :rows, :columns] = bound + BFLOAT_ERRORS[len(into)] * (abs(value) + bound)
-    written[:, : padded_rows(rows), : vector * ceil_div(columns, vector)] = rows > 0
+    written[:, : filled_rows(rows), : vector * ceil_div(columns, vector)] = rows > 0
     return Output(words, off, written, decode=together)
 
 
@@ -511,7 +531,7 @@ def _component_vector(tile: GemmTile, *, is_alone: bool) -> int:
 
 def _row_grid(tile: GemmTile, rows: int, n: int) -> tuple[int, ...]:
     """Components that a product writes have their padding written too."""
-    return tile.grid(rows if tile.operand_format.scaled else padded_rows(rows), n, 1)
+    return tile.grid(rows if tile.operand_format.scaled else filled_rows(rows), n, 1)
 
 
 @deferred

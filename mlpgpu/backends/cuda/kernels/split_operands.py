@@ -9,6 +9,7 @@ from .entry import ROW_THREADS, ROWS, SOURCES, WARP, WARPS_PER_BLOCK, Entry, arg
 from .operand_format import BFLOAT16, BFLOAT16_PAIR, BFLOAT16_TRIPLE, HALF, HALF_PAIR, OPERAND_FORMATS, OperandFormat
 
 ROW_PADDING, COLUMN_PADDING = 128, 64  # what components are padded to multiples of
+FILLED_ROWS = 64  # to whose multiple rows are written, with 0 behind the last
 TENSOR_MAP_BYTES = 128
 SPLIT_BLOCKS = 4  # on a multiprocessor at once, since each waits for its loads most of the time
 SPLIT_BYTES = 4 * 2 * WARPS_PER_BLOCK  # of a block that splits a row: two words of each warp
@@ -29,6 +30,11 @@ OF_STEPS = {"float32": BFLOAT16_TRIPLE}
 def padded_rows(rows: int) -> int:
     """Rows of the components of a matrix with so many rows."""
     return ROW_PADDING * ceil_div(rows, ROW_PADDING)
+
+
+def filled_rows(rows: int) -> int:
+    """Rows that are written of the components of a matrix with so many."""
+    return FILLED_ROWS * ceil_div(rows, FILLED_ROWS)
 
 
 def padded_columns(n: int) -> int:
@@ -56,16 +62,16 @@ def _split(
 
 
 def row_blocks(rows: int, n: int) -> tuple[int, int, int]:
-    """Blocks that split so many rows of ``n`` columns, padding included: RowTeam of gemm/split_operands.cuh."""
+    """Blocks that split so many rows of ``n`` columns, filled ones included: RowTeam of gemm/split_operands.cuh."""
     team = WARP
     while team < ROW_THREADS and 16 * team < n:
         team *= 2
-    return padded_rows(rows) * team // ROW_THREADS, 1, 1
+    return filled_rows(rows) * team // ROW_THREADS, 1, 1
 
 
 def column_blocks(rows: int, n: int) -> tuple[int, int, int]:
     """Blocks along the columns, and along the rows, each of which leaves partial sums."""
-    partials = min(MOST_COLUMN_PARTIALS, ceil_div(padded_rows(rows), COLUMN_ROWS))
+    partials = min(MOST_COLUMN_PARTIALS, ceil_div(filled_rows(rows), COLUMN_ROWS))
     return padded_columns(n) // COLUMN_WIDTH, partials, 1
 
 

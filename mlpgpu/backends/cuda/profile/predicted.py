@@ -7,7 +7,7 @@ has predictions beside what was measured.
 from __future__ import annotations
 
 from .. import kernels
-from ..kernels import SimtTile, Sm90Tile, WarpSplitTile, padded_rows
+from ..kernels import SimtTile, Sm90Tile, WarpSplitTile, filled_rows
 from ..kernels.launches import Launch
 from ..select.counted import (
     cluster_clocks,
@@ -108,7 +108,7 @@ def _product_clocks(launch: Launch, rows: int, multiprocessors: int) -> int | No
     function = entry.function.partition("<")[0]
     is_forward, is_input = "forward" in entry.function, "backward_input" in entry.function
     has_padding = entry.operand_format is not None and not entry.operand_format.scaled
-    m = padded_rows(rows) if has_padding else rows
+    m = filled_rows(rows) if has_padding else rows
     part = launch.values.get("part")
     depth = part if isinstance(part, int) else k  # of a block's sums, where the forward product is split along k
     shape = (m, n, depth) if is_forward else (m, k, n) if is_input else (k, n, rows)

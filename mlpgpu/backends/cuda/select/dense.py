@@ -17,7 +17,7 @@ from ..kernels import (
     SplitSm90Tile,
     WarpSplitTile,
     ceil_div,
-    padded_rows,
+    filled_rows,
 )
 from . import thresholds
 from .counted import (
@@ -481,10 +481,10 @@ def split_clocks(k: int, n: int, work: Work, *, makes_dx: bool = True) -> int:
 
 
 def product_rows(work: Work) -> int:
-    """Rows of the products that write operands: theirs reach as far as the padding."""
+    """Rows of the products that write operands: those that are filled with 0 as well."""
     operand_format = work.operand_format
     has_padding = thresholds.NARROW_TILES_ARE_USED and operand_format is not None and not operand_format.scaled
-    return padded_rows(work.rows) if has_padding else work.rows
+    return filled_rows(work.rows) if has_padding else work.rows
 
 
 def splits_operands(k: int, n: int, work: Work) -> bool:

@@ -28,7 +28,7 @@ def head(shard: Shard, group: Head) -> None:
     made = derivative.of(backward.dx)
     dx, components = written(shard, made, group.dx)
     scales = rows_words(shard, made) if group.leaves_scales and made else None
-    rows = kernels.padded_rows(shard.rows) if components else shard.rows
+    rows = kernels.filled_rows(shard.rows) if components else shard.rows
     k, blocks = shard.shapes[dense.weight][0], ceil_div(rows, group.form.rows)
     parts = head_parts(group.form, k, blocks, shard.work) if scales is None else 1
     entry = kernels.head(

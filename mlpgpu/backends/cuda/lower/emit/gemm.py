@@ -10,7 +10,7 @@ from itertools import zip_longest
 
 from ..... import plan as ops
 from ... import kernels
-from ...kernels import GemmTile, Sm80Tile, padded_columns, padded_rows
+from ...kernels import GemmTile, Sm80Tile, filled_rows, padded_columns, padded_rows
 from ...kernels.launches import At, Launch, Map, Value
 from ...select.operands import has_own_inputs
 from ..groups import GemmForward, GemmForwardLoss, GemmGradient, GemmInput, SplitColumns, SplitRows
@@ -154,7 +154,7 @@ def forward(shard: Shard, group: GemmForward) -> None:
     tile = group.path.tile
     shard.add(
         group, kernels.tensor_forward(op.activation, tile, drops=group.dropout is not None),
-        tile.grid(padded_rows(shard.rows) if y_components else shard.rows, n, shard.multiprocessors),
+        tile.grid(filled_rows(shard.rows) if y_components else shard.rows, n, shard.multiprocessors),
         **_forward_operands(shard, group), x_row_scales=rows_words(shard, _inputs(shard, op)),
         w_column_scales=weight_words(shard, op.weight)["column_scales"], x=floats(shard, op.x),
         w=floats(shard, op.weight),
@@ -169,7 +169,7 @@ def forward_loss(shard: Shard, group: GemmForwardLoss) -> None:
     k, n = shard.shapes[op.weight]
     assert loss.delta is not None
     delta_components = components_of(shard, loss.delta)
-    grid = tile.grid(padded_rows(shard.rows), n, shard.multiprocessors)
+    grid = tile.grid(filled_rows(shard.rows), n, shard.multiprocessors)
     given = {**_forward_operands(shard, group), **weighed(shard, grid), "targets": At("plain targets")}
     entry = kernels.tensor_forward_loss(loss.loss.form, tile)
     shard.add(group, entry, grid, **given, b=shard.ref(op.bias), delta_components=delta_components, k=k, n=n)
@@ -198,7 +198,7 @@ def backward_input(shard: Shard, group: GemmInput) -> None:
     )  # fmt: skip
     shard.add(
         group, kernels.tensor_backward_input(derivative.activation, tile, drops=derivative.masked is not None),
-        tile.grid(padded_rows(shard.rows) if dx_components else shard.rows, k, shard.multiprocessors),
+        tile.grid(filled_rows(shard.rows) if dx_components else shard.rows, k, shard.multiprocessors),
         dz_components=dz_source, dz_stride=component_elements(shard, n), w_components=w_source,
         dz_row_scales=rows_words(shard, op.dz),
         w_row_scales=weight_words(shard, op.weight)["row_scales"], dz=floats(shard, op.dz), w=floats(shard, op.weight),

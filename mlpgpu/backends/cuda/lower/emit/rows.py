@@ -87,7 +87,7 @@ def output(shard: Shard, group: OutputRows) -> None:
 def loss(shard: Shard, group: LossRows) -> None:
     op, n = group.op, shard.width(group.op.logits)
     delta, components = written(shard, op.delta, group.delta)
-    rows = kernels.padded_rows(shard.rows) if components else shard.rows
+    rows = kernels.filled_rows(shard.rows) if components else shard.rows
     grid = loss_blocks(rows, group.team, shard.multiprocessors), 1, 1
     shard.add(
         group, kernels.loss(op.loss.form, op.kind, textured=shard.setting.textured, team=group.team), grid,
