@@ -26,6 +26,55 @@ __device__ __forceinline__ void step_errors(const Step* first, const float* erro
     }
 }
 
+// Where a row's deltas go: to floats, to components of bfloat16 (gemm/operand_formats.cuh), or nowhere.
+struct StoredDelta {
+    float* out;
+    uint16_t* split;
+    int64_t component_stride;
+    int component_count, n;
+
+    __device__ __forceinline__ void operator()(int j, float d) const {
+        if (out) out[j] = d;
+        if (!split) return;
+        const float2 pair[1] = {make_float2(d, 0.0f)};
+        unsigned words[MOST_COMPONENTS][1];
+        split_to_bfloats(pair, component_count, words);
+#pragma unroll
+        for (int p = 0; p < MOST_COMPONENTS; ++p)
+            if (p < component_count) split[p * component_stride + j] = static_cast<uint16_t>(words[p][0]);
+    }
+    // Of pairs, of which 0 lies beyond the row, as in the components' padding.
+    template <int STRIDE, int PAIRS>
+    __device__ __forceinline__ void pairs(int j, const Pair (&of)[PAIRS]) const {
+        if (out && n % 2 == 0) {
+            each_pair<STRIDE, PAIRS>(n, [&](int i) {
+                if (j + i * STRIDE < n) *reinterpret_cast<Pair*>(out + j + i * STRIDE) = of[i];
+            });
+        } else if (out) {
+            each_pair<STRIDE, PAIRS>(n, [&](int i) {
+#pragma unroll
+                for (int h = 0; h < 2; ++h)
+                    if (j + i * STRIDE + h < n) out[j + i * STRIDE + h] = of[i].of[h];
+            });
+        }
+        if (!split) return;
+        if (component_count == 1) store_split<1, STRIDE>(j, of);
+        if (component_count == 2) store_split<2, STRIDE>(j, of);
+        if (component_count == 3) store_split<3, STRIDE>(j, of);
+    }
+    template <int COMPONENTS, int STRIDE, int PAIRS>
+    __device__ __forceinline__ void store_split(int j, const Pair (&of)[PAIRS]) const {
+        each_pair<STRIDE, PAIRS>(n, [&](int i) {
+            const float2 pair[1] = {make_float2(of[i].of[0], of[i].of[1])};
+            unsigned words[COMPONENTS][1];
+            split_to_bfloats(pair, words);
+#pragma unroll
+            for (int p = 0; p < COMPONENTS; ++p)
+                if (j + i * STRIDE < n) *reinterpret_cast<unsigned*>(split + p * component_stride + j + i * STRIDE) = words[p][0];
+        });
+    }
+};
+
 // value (B,) and delta (B, n) of logits (B, n), times weights (data rows,), which may be null.  delta is stored
 // as floats, or split into components of bfloat16 (gemm/operand_formats.cuh); null outputs are skipped, as in evaluations.
 // Grid: at most as many teams as the capacity has rows, or as components pad it to; a team takes every so many-th row.
@@ -35,31 +84,27 @@ __device__ __forceinline__ void loss(const Step* step, int shard, int shards, co
                                      float* delta, double* sums, unsigned* arrived, double* totals, double* losses,
                                      uint16_t* components, int64_t component_stride, int component_count, int n) {
     constexpr int BATCH = Team::SIZE == WARP ? 8 : 1;  // the 32 warps of a wide row's block overlap their loads anyway
-    constexpr int IN_REGISTERS = Team::SIZE == WARP ? 16 : 4;
+    constexpr int IN_REGISTERS = Team::SIZE == WARP ? 32 : 4;
     pdl_wait_and_trigger();
     const Rows rows = shard_rows(step, shard, shards);
     const int teams_of_block = blockDim.x / Team::SIZE, end = components ? filled_rows(rows.count) : rows.count;
     double value = 0.0, weight = 0.0;
-    for (int row = blockIdx.x * teams_of_block + threadIdx.x / Team::SIZE; row < end; row += gridDim.x * teams_of_block) {
+    const int stride = gridDim.x * teams_of_block, first = blockIdx.x * teams_of_block + threadIdx.x / Team::SIZE;
+    const int* const order_of_batch = order + rows.order + rows.first;
+    int64_t next = first < rows.count ? order_of_batch[first] : 0;  // the row of the data set, loaded one row ahead
+    for (int row = first; row < end; row += stride) {
         uint16_t* const split = components ? components + row * static_cast<int64_t>(padded_columns(n)) : nullptr;
         if (row >= rows.count) {
             for (int p = 0; p < component_count; ++p)
                 for (int j = Team::rank(); j < n; j += Team::SIZE) split[p * component_stride + j] = 0;
             continue;
         }
-        const int64_t batch_row = rows.first + row, from = order[rows.order + batch_row];
+        const int64_t batch_row = rows.first + row, from = next;
+        if (row + stride < rows.count) next = order_of_batch[row + stride];
         const float w = weights ? weights[from] : 1.0f;
-        float* const out = delta ? delta + batch_row * n : nullptr;
+        const StoredDelta to = {delta ? delta + batch_row * n : nullptr, split, component_stride, component_count, n};
         const auto target = Target{targets, from, n, mean, scale}.of_row();
-        const float v = weighted_row<Loss, Team, BATCH, IN_REGISTERS>(logits + batch_row * n, n, target, w, [=](int j, float d) {
-            if (out) out[j] = d;
-            const float2 pair[1] = {make_float2(d, 0.0f)};
-            unsigned words[MOST_COMPONENTS][1];
-            if (split) split_to_bfloats(pair, component_count, words);
-#pragma unroll
-            for (int p = 0; split && p < MOST_COMPONENTS; ++p)
-                if (p < component_count) split[p * component_stride + j] = static_cast<uint16_t>(words[p][0]);
-        });
+        const float v = weighted_row<Loss, Team, BATCH, IN_REGISTERS>(logits + batch_row * n, n, target, w, to);
         if (Team::rank() == 0) value += v, weight += w;
     }
     BatchTotal(step, value, weight, sums, arrived, totals, losses).finish();

@@ -188,6 +188,22 @@ __device__ __forceinline__ void fetch_inputs(const int* order, const float* data
     }
 }
 
+// Stores deltas, times what lies in their place: the slopes behind them.
+struct SlopedDelta {
+    float* of_row;
+    float* stored;
+    int n;
+    __device__ __forceinline__ void operator()(int j, float d) const { stored[j] = of_row[j] = d * of_row[j]; }
+    template <int STRIDE, int PAIRS>
+    __device__ __forceinline__ void pairs(int j, const Pair (&of)[PAIRS]) const {
+#pragma unroll
+        for (int i = 0; i < PAIRS; ++i)
+#pragma unroll
+            for (int h = 0; h < 2; ++h)
+                if (j + i * STRIDE + h < n) (*this)(j + i * STRIDE + h, of[i].of[h]);
+    }
+};
+
 // Runs a batch in one shard. There are `layer_count` layers, so one level more is described; the widest has `widest`
 // columns. The rows of the data set are `data` or `bytes`; the other one is null. Stores x (rows, columns of level 0),
 // unless it is null; y of all levels between the first and the last; dz of all layers from layer `lowest` on, counted
@@ -263,8 +279,7 @@ __device__ __forceinline__ void row_step(const Step* step, int shard, int shards
             const float* const logits = (layer_count % 2 ? odd : even) + row * last_pitch;
             float* const of_row = deltas + row * last_pitch;
             float* const stored = dz + static_cast<int64_t>(capacity) * unit + (first + row) * last;
-            const float v = weighted_row<Loss>(logits, last, target, row_weight,
-                                               [=](int j, float d) { stored[j] = of_row[j] = d * of_row[j]; });
+            const float v = weighted_row<Loss, WarpTeam, 1, 4>(logits, last, target, row_weight, SlopedDelta{of_row, stored, last});
             if (threadIdx.x % WARP == 0) value = v, weight = row_weight;
         }
         __syncthreads();

@@ -21,17 +21,51 @@ extern "C" {
 __constant__ LossNumbers loss_numbers;
 }
 
+// What a thread has of two neighbouring outputs.
+struct alignas(8) Pair {
+    float of[2];
+};
+
+// Calls work(i) for each of a thread's pairs, STRIDE outputs apart, that a row of n may have.
+template <int STRIDE, int PAIRS, class Work>
+__device__ __forceinline__ void each_pair(int n, const Work& work) {
+    constexpr int AT_ONCE = 2;  // between two looks at whether there are any more
+#pragma unroll
+    for (int i = 0; i < PAIRS; ++i) {
+        if (i > 0 && i % AT_ONCE == 0 && i * STRIDE >= n) break;
+        work(i);
+    }
+}
+
 // A team's row: n logits z, targets t(j), and delta(j, d), which stores each output's delta. Of BATCH outputs of a thread the
-// loads are in flight together; up to IN_REGISTERS it may keep in registers.
+// loads are in flight together. If it may keep some IN_REGISTERS, it takes pairs of neighbours, and delta.pairs<STRIDE>(j, of)
+// stores those of outputs j and j + 1, j + STRIDE and j + STRIDE + 1, …; bits do not depend on how many it may keep.
 template <class Team_, class Target_, class Delta, int BATCH_, int IN_REGISTERS_>
 struct RowOf {
     using Team = Team_;
     using Target = Target_;
     static constexpr int BATCH = BATCH_, IN_REGISTERS = IN_REGISTERS_;
+    static constexpr bool TAKES_PAIRS = IN_REGISTERS > 0;
     const float* z;
     int n;
     Target target;
     Delta delta;
+
+    // Logits j and j + 1, j + STRIDE and j + STRIDE + 1, …, or `beyond` where there are none. Rows of even length begin at pairs.
+    template <int STRIDE, int PAIRS>
+    __device__ __forceinline__ void load(int j, float beyond, Pair (&to)[PAIRS]) const {
+        if (n % 2 == 0) {
+            each_pair<STRIDE, PAIRS>(n, [&](int i) {
+                to[i] = j + i * STRIDE < n ? *reinterpret_cast<const Pair*>(z + j + i * STRIDE) : Pair{{beyond, beyond}};
+            });
+        } else {
+            each_pair<STRIDE, PAIRS>(n, [&](int i) {
+#pragma unroll
+                for (int h = 0; h < 2; ++h) to[i].of[h] = j + i * STRIDE + h < n ? z[j + i * STRIDE + h] : beyond;
+            });
+        }
+    }
+    __device__ __forceinline__ float target_or_0(int j) const { return j < n ? target(j) : 0.0f; }
 };
 
 // Calls work(j, z) for every SIZE-th column j of a row from `rank` on, in order.
@@ -47,6 +81,19 @@ __device__ __forceinline__ void over_columns(const R& r, int rank, const Work& w
     }
 }
 
+// The same for pairs of neighbours.
+template <int SIZE, int BATCH, class R, class Work>
+__device__ __forceinline__ void over_pairs(const R& r, int rank, const Work& work) {
+    constexpr int STRIDE = 2 * SIZE, PAIRS = BATCH > 1 ? BATCH / 2 : 1;
+    for (int first = 2 * rank; first < r.n; first += PAIRS * STRIDE) {
+        Pair z[PAIRS];
+        r.template load<STRIDE>(first, 0.0f, z);
+#pragma unroll
+        for (int i = 0; i < PAIRS; ++i)
+            if (first + i * STRIDE < r.n) work(first + i * STRIDE, z[i]);
+    }
+}
+
 template <class Loss>
 struct SumOfTerms {
     static constexpr int FEW_COLUMNS = 0;  // up to which LanesAlone is the faster team
@@ -54,6 +101,7 @@ struct SumOfTerms {
 
     template <class R>
     static __device__ __forceinline__ float row(const R& r) {
+        if constexpr (R::TAKES_PAIRS) return row_of_pairs(r);
         const float scale = Loss::term_weight(r.n);
         constexpr int SIZE = R::Team::SIZE, BATCH = R::BATCH > 4 ? R::BATCH : 4;
         float sum = 0.0f;
@@ -73,6 +121,33 @@ struct SumOfTerms {
                 sum += Loss::term(z[i], t[i], delta);
                 r.delta(j, delta * scale);
             }
+        }
+        return R::Team::sum(sum) * scale;
+    }
+
+    template <class R>
+    static __device__ __forceinline__ float row_of_pairs(const R& r) {
+        const float scale = Loss::term_weight(r.n);
+        constexpr int STRIDE = 2 * R::Team::SIZE, PAIRS = R::BATCH > 4 ? R::BATCH / 2 : 2;
+        float sum = 0.0f;
+        for (int first = 2 * R::Team::rank(); first < r.n; first += PAIRS * STRIDE) {
+            Pair z[PAIRS], t[PAIRS], deltas[PAIRS];
+            r.template load<STRIDE>(first, 0.0f, z);
+#pragma unroll
+            for (int i = 0; i < PAIRS; ++i)
+#pragma unroll
+                for (int h = 0; h < 2; ++h) t[i].of[h] = r.target_or_0(first + i * STRIDE + h);
+#pragma unroll
+            for (int i = 0; i < PAIRS; ++i)
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    float delta;
+                    const float term = Loss::term(z[i].of[h], t[i].of[h], delta);
+                    const bool is_there = first + i * STRIDE + h < r.n;
+                    sum += is_there ? term : 0.0f;
+                    deltas[i].of[h] = is_there ? delta * scale : 0.0f;
+                }
+            r.delta.template pairs<STRIDE>(first, deltas);
         }
         return R::Team::sum(sum) * scale;
     }
@@ -159,12 +234,20 @@ struct BinaryCrossEntropy : MeanOfTerms<BinaryCrossEntropy> {
 // whether that is anything else.
 template <class Loss>
 struct OfSoftmax {
+    // Whether all targets are 0 but for one, of 1, which no column beyond n has.
+    template <class R>
+    static __device__ __forceinline__ constexpr bool has_one() {
+        return R::Target::IS_CLASS && !Loss::SPREADS_TARGETS;
+    }
+
     template <class R>
     static __device__ __forceinline__ float row(const R& r) {
         using Team = typename R::Team;
         constexpr int SIZE = Team::SIZE, BATCH = R::BATCH;
-        if constexpr (R::IN_REGISTERS > 0)
-            if (r.n <= R::IN_REGISTERS * SIZE) return row_in_registers(r);
+        if constexpr (R::TAKES_PAIRS) {
+            constexpr int PAIRS = R::IN_REGISTERS / (has_one<R>() ? 2 : 4);  // targets take registers as well
+            return r.n <= PAIRS * 2 * SIZE ? row_in_registers<PAIRS>(r) : row_of_pairs(r);
+        }
         float largest = -INFINITY;
         over_columns<SIZE, BATCH>(r, Team::rank(), [&](int, float z) { largest = fmaxf(largest, z); });
         largest = Team::max(largest);
@@ -182,37 +265,73 @@ struct OfSoftmax {
         return mass * logf(sum) - dot;
     }
 
-    // The same bits, by one load and one exponential of each logit: a thread holds those of its columns in registers.
     template <class R>
+    static __device__ __forceinline__ float row_of_pairs(const R& r) {
+        using Team = typename R::Team;
+        constexpr int SIZE = Team::SIZE, BATCH = R::BATCH;
+        float largest = -INFINITY, sum = 0.0f, mass = 0.0f, dot = 0.0f;
+        const auto each = [&](auto work) {
+            over_pairs<SIZE, BATCH>(r, Team::rank(), [&](int j, const Pair& z) {
+#pragma unroll
+                for (int h = 0; h < 2; ++h)
+                    if (j + h < r.n) work(j + h, z.of[h]);
+            });
+        };
+        each([&](int, float z) { largest = fmaxf(largest, z); });
+        largest = Team::max(largest);
+        each([&](int j, float z) {
+            const float shifted = z - largest, t = Loss::target(r.target(j), r.n);
+            sum += expf(shifted);
+            mass += t;
+            dot += Loss::times(r, t, shifted);
+        });
+        sum = Team::sum(sum), mass = Team::sum(mass), dot = Team::sum(dot);
+        const float inverse = mass * quotient(1.0f, sum);
+        over_pairs<SIZE, BATCH>(r, Team::rank(), [&](int j, const Pair& z) {
+            Pair deltas[1] = {};
+#pragma unroll
+            for (int h = 0; h < 2; ++h)
+                if (j + h < r.n) deltas[0].of[h] = inverse * expf(z.of[h] - largest) - Loss::target(r.target(j + h), r.n);
+            r.delta.template pairs<0>(j, deltas);
+        });
+        return mass * logf(sum) - dot;
+    }
+
+    // The same bits, by one load and one exponential of each logit: a thread holds those of PAIRS in registers.
+    template <int PAIRS, class R>
     static __device__ __forceinline__ float row_in_registers(const R& r) {
         using Team = typename R::Team;
-        constexpr int SIZE = Team::SIZE, AT_ONCE = 4;  // between two looks at whether there are any more
-        static_assert(SIZE == Team::DELTA_SIZE);
-        const int rank = Team::rank();
+        constexpr int STRIDE = 2 * Team::SIZE;
+        static_assert(Team::SIZE == Team::DELTA_SIZE);
+        const int first = 2 * Team::rank();
         const auto each = [&](auto work) {
+            each_pair<STRIDE, PAIRS>(r.n, [&](int i) {
 #pragma unroll
-            for (int i = 0; i < R::IN_REGISTERS; ++i) {
-                if (i % AT_ONCE == 0 && i * SIZE >= r.n) break;
-                work(i, rank + i * SIZE, rank + i * SIZE < r.n);
-            }
+                for (int h = 0; h < 2; ++h) work(i, h, first + i * STRIDE + h);
+            });
         };
-        float values[R::IN_REGISTERS], largest = -INFINITY, sum = 0.0f, mass = 0.0f, dot = 0.0f;
-        each([&](int i, int j, bool is_there) { values[i] = is_there ? r.z[j] : -INFINITY; });
-        each([&](int i, int, bool) { largest = fmaxf(largest, values[i]); });
+        Pair values[PAIRS];
+        r.template load<STRIDE>(first, -INFINITY, values);
+        float largest = -INFINITY, sum = 0.0f, mass = 0.0f, dot = 0.0f;
+        each([&](int i, int h, int) { largest = fmaxf(largest, values[i].of[h]); });
         largest = Team::max(largest);
-        constexpr bool HAS_ONE = R::Target::IS_CLASS && !Loss::SPREADS_TARGETS;  // target, of 1, which no column beyond n has
-        each([&](int i, int j, bool is_there) {
-            if (!HAS_ONE && !is_there) return;
-            const float shifted = values[i] - largest, t = Loss::target(r.target(j), r.n);
-            values[i] = expf(shifted);
-            sum += values[i];
+        constexpr bool HAS_ONE = has_one<R>();
+        each([&](int i, int h, int j) {
+            float& value = values[i].of[h];
+            const bool is_there = HAS_ONE || j < r.n;
+            const float shifted = is_there ? value - largest : 0.0f, t = is_there ? Loss::target(r.target(j), r.n) : 0.0f;
+            value = is_there ? expf(shifted) : 0.0f;
+            sum += value;
             dot = HAS_ONE ? (t != 0.0f ? shifted : dot) : dot + Loss::times(r, t, shifted);
             mass += t;
         });
         sum = Team::sum(sum), mass = HAS_ONE ? 1.0f : Team::sum(mass), dot = Team::sum(dot);
-        each([&](int i, int j, bool is_there) {
-            if (is_there) r.delta(j, mass * quotient(values[i], sum) - Loss::target(r.target(j), r.n));
+        const float inverse = mass * quotient(1.0f, sum);
+        each([&](int i, int h, int j) {
+            float& value = values[i].of[h];
+            value = HAS_ONE || j < r.n ? inverse * value - Loss::target(r.target(j), r.n) : 0.0f;
         });
+        r.delta.template pairs<STRIDE>(first, values);
         return mass * logf(sum) - dot;
     }
 };
@@ -297,13 +416,27 @@ struct Focal {
     }
 };
 
+// Stores deltas times their row's weight.
+template <class Store>
+struct WeightedDelta {
+    Store store;
+    float weight;
+    int n;
+    __device__ __forceinline__ void operator()(int j, float d) const { store(j, d * weight); }
+    template <int STRIDE, int PAIRS>
+    __device__ __forceinline__ void pairs(int j, Pair (&of)[PAIRS]) const {
+        each_pair<STRIDE, PAIRS>(n, [&](int i) { of[i].of[0] *= weight, of[i].of[1] *= weight; });
+        store.template pairs<STRIDE>(j, of);
+    }
+};
+
 // The value of a row of logits z (n,) times its weight, in every thread of the team; `store(j, d)` gets the deltas,
-// times the weight too.
+// times the weight too, and store.pairs<STRIDE>(j, of) those of pairs.
 template <class Loss, class Team = WarpTeam, int BATCH = 1, int IN_REGISTERS = 0, class Target, class Store>
 __device__ __forceinline__ float weighted_row(const float* z, int n, const Target& target, float weight,
                                               const Store& store) {
-    const auto delta = [=](int j, float d) { store(j, d * weight); };
-    const RowOf<Team, Target, decltype(delta), BATCH, IN_REGISTERS> row = {z, n, target, delta};
+    const WeightedDelta<Store> delta = {store, weight, n};
+    const RowOf<Team, Target, WeightedDelta<Store>, BATCH, IN_REGISTERS> row = {z, n, target, delta};
     return Loss::row(row) * weight;
 }
 
