@@ -94,11 +94,11 @@ struct SharedSums {
         Read read[GROUP];
         Scales scales[GROUP];
         uint64_t kept[GROUP];
-        const bool takes_part = static_cast<int>(threadIdx.x) < ROWS * LANES;  // whole warps do
+        const auto takes_part = [&](int i) { return i * THREADS + static_cast<int>(threadIdx.x) < ROWS * LANES; };  // whole warps do
         constexpr int APART = ALIGNED || Epilogue::READS_COMPONENTS ? 1 : LANES;
         const int to = n0 + first_column<APART>();
         const int end = Epilogue::WRITES_COMPONENTS && APART > 1 ? (n + 3) / 4 * 4 : n;  // behind n components are 0
-        const auto inside = [&](int i, int j) { return takes_part && m0 + row_of(i, rank) < m && j < end; };
+        const auto inside = [&](int i, int j) { return takes_part(i) && m0 + row_of(i, rank) < m && j < end; };
         const auto load = [&](int first) {
 #pragma unroll
             for (int i = 0; i < GROUP; ++i) {
@@ -111,10 +111,11 @@ struct SharedSums {
         load(0);
         cluster_synchronize<SPLIT>();
 #pragma unroll 1
-        for (int first = 0; first < (takes_part ? QUADS : 0); first += GROUP) {
+        for (int first = 0; first < QUADS && takes_part(first); first += GROUP) {
             if (first > 0) load(first);
 #pragma unroll
             for (int i = 0; i < GROUP; ++i) {
+                if (!takes_part(first + i)) break;
                 const int row = m0 + row_of(first + i, rank);
                 float4 quad = total(first + i, rank);
                 epilogue.rescale(row, n0 + column(), quad, scales[i]);

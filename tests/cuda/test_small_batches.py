@@ -467,7 +467,7 @@ def test_biases_of_few_row_tiles_are_summed_by_a_launch_of_their_own(monkeypatch
     ("k", "n", "rows", "operand_format", "split"),
     [
         (256, 256, 8192, BFLOAT16, 8), (256, 256, 1024, BFLOAT16, 4), (300, 300, 4096, BFLOAT16_PAIR, 4),
-        (128, 768, 16_384, BFLOAT16, 8), (512, 512, 2048, BFLOAT16_PAIR, 0), (512, 512, 256, BFLOAT16, 0),
+        (128, 768, 16_384, BFLOAT16, 8), (512, 512, 256, BFLOAT16, 0),
         (1024, 1024, 1024, BFLOAT16, 0), (4096, 4096, 64, BFLOAT16, 1), (1500, 1500, 128, HALF_PAIR, 1),
         (4096, 4096, 16_384, BFLOAT16, 0),
     ],
@@ -481,6 +481,7 @@ def test_clusters_share_the_rows_of_a_gradient(
     update = dense_path(k, n, work).update
     assert isinstance(update, Gemm) and getattr(update.tile, "split", 0) == split
     assert str(update).startswith("cluster split" if split else "gemm_sm90")
+    assert getattr(update.tile, "side", 64) == 64
     if split > 1:
         counted = cluster_clocks(kernels.ClusterSplitTile(operand_format, split), k, n, rows, 132)
         assert f"{counted:,} by clusters of {split}" in update.why
@@ -936,8 +937,45 @@ def test_an_epoch_whose_gradients_clusters_make(
     monkeypatch.setattr(thresholds, "CLUSTERS_SHARE_K", False)
     monkeypatch.setattr(thresholds, "CLUSTER_CLOCKS", -(10**6))
     monkeypatch.setattr(thresholds, "CLUSTER_BLOCK_CLOCKS", 10_000 if split == 2 else -10_000)
+    monkeypatch.setattr(thresholds, "LARGE_CLUSTER_BLOCK_CLOCKS", 10**6)
     epoch, host, made = on_host("from product to product", operand_format)
     assert sum(name.endswith(f"64x64_by_{split}") for name in made) == 3
+    check_epoch(epoch, host, operand_format, len(made))
+
+
+@pytest.mark.parametrize(
+    ("k", "n", "rows", "operand_format", "split"),
+    [
+        (512, 512, 8192, BFLOAT16, 4), (721, 721, 7782, BFLOAT16, 2), (512, 512, 2048, BFLOAT16_PAIR, 4),
+        (1002, 627, 8192, BFLOAT16_PAIR, 2),
+    ],
+)  # fmt: skip
+def test_clusters_that_share_many_rows_have_large_tiles(
+    k: int, n: int, rows: int, operand_format: OperandFormat, split: int
+) -> None:
+    work = of(rows, operand_format=operand_format, tensor_shapes=frozenset({(k, n)}))
+    update = dense_path(k, n, work).update
+    assert isinstance(update, Gemm) and update.tile == kernels.ClusterSplitTile(operand_format, split, 128)
+    counted = cluster_clocks(update.tile, k, n, rows, 132)
+    assert f"{counted:,} by clusters of {split} with 128×128" in update.why
+    assert str(update) == f"cluster split 128x128 by {split}"
+
+
+@pytest.mark.usefixtures("everywhere")
+@pytest.mark.parametrize(
+    ("split", "operand_format"),
+    covering("epochs whose gradients large tiles make", [2, 8], [BFLOAT16, BFLOAT16_PAIR]),
+    ids=shown,
+)
+def test_an_epoch_whose_gradients_large_tiles_make(
+    split: int, operand_format: OperandFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(thresholds, "CLUSTERS_SHARE_K", False)
+    monkeypatch.setattr(thresholds, "CLUSTER_CLOCKS", -(10**6))
+    monkeypatch.setattr(thresholds, "CLUSTER_BLOCK_CLOCKS", 10**6)
+    monkeypatch.setattr(thresholds, "LARGE_CLUSTER_BLOCK_CLOCKS", 10_000 if split == 2 else -10_000)
+    epoch, host, made = on_host("from product to product", operand_format)
+    assert sum(name.endswith(f"128x128_by_{split}") for name in made) == 3
     check_epoch(epoch, host, operand_format, len(made))
 
 

@@ -181,20 +181,20 @@ class Sm90Tile:
 
 @dataclass(frozen=True)
 class ClusterSplitTile:
-    """How gemm/cluster_split.cuh makes a product: a cluster of blocks for each tile of C, 64 by 64, each with a part of
-    the terms, which of a weight's gradient are the rows.
+    """How gemm/cluster_split.cuh makes a product: a cluster of blocks for each tile of C.
+
+    Each block has a part of the terms, which of a weight's gradient are the rows.
 
     Attributes:
         split: blocks of a cluster.
+        side: rows and columns of a tile.
     """
 
     operand_format: OperandFormat
     split: int
+    side: int = 64
 
-    m = n = 64
     across = 1
-    consumers = 1
-    threads = 256
     main_loop = "gemm/cluster_split.cuh"
     source = "const TensorMap*"
     needs = "sm_90a"
@@ -204,9 +204,11 @@ class ClusterSplitTile:
 
     @property
     def blocks(self) -> int:
-        """How many blocks fit on a multiprocessor at once: as many as the sums in registers allow; but one of three
-        components whose blocks share k, each with more stages."""
-        if self.operand_format.components == 3 and self.split > 1:
+        """How many blocks fit on a multiprocessor at once: as many as the sums in registers allow.
+
+        There is one of large tiles, and one of three components whose blocks share k, each with more stages.
+        """
+        if self.side > 64 or (self.operand_format.components == 3 and self.split > 1):
             return 1
         return 3 if self.operand_format.components == 1 else 2
 
@@ -217,6 +219,26 @@ class ClusterSplitTile:
         return room * 10 // 11 if self.blocks == 1 and self.split > 2 else room
 
     @property
+    def m(self) -> int:
+        """Rows of a tile."""
+        return self.side
+
+    @property
+    def n(self) -> int:
+        """Columns of a tile."""
+        return self.side
+
+    @property
+    def consumers(self) -> int:
+        """Warpgroups that multiply."""
+        return self.side // 64
+
+    @property
+    def threads(self) -> int:
+        """Of a block: the producer's warpgroup and the consumers."""
+        return 128 * (1 + self.consumers)
+
+    @property
     def cluster(self) -> int:
         """Blocks that share their memory."""
         return self.split
@@ -224,6 +246,8 @@ class ClusterSplitTile:
     @property
     def stages(self) -> int:
         """Stages of the ring: as many as the memory of that many blocks holds."""
+        if self.side > 64:
+            return 6 // self.operand_format.components
         return {1: 4, 2: 3, 3: 2 if self.blocks > 1 else 4}[self.operand_format.components]
 
     @property
@@ -248,7 +272,7 @@ class ClusterSplitTile:
 
     def boxes(self, *, a_inner: bool, b_inner: bool) -> tuple[tuple[int, int], tuple[int, int]]:
         """Rows and columns of the components of A and of B that the kernel copies at once."""
-        return (self.K, self.m), (self.K, self.n)
+        return (self.K, 64), (self.K, 64)
 
     def with_light_epilogue(self) -> ClusterSplitTile:
         """This tile, which is the same whatever its epilogue does."""
@@ -313,6 +337,15 @@ def narrow_weight_tiles(operand_format: OperandFormat) -> tuple[Sm90Tile, ...]:
 def cluster_split_tiles(operand_format: OperandFormat) -> tuple[ClusterSplitTile, ...]:
     """Those whose clusters share the rows of a weight's gradient, the fewest blocks first."""
     return tuple(ClusterSplitTile(operand_format, split) for split in (1, 2, 4, 8))
+
+
+def large_cluster_tiles(operand_format: OperandFormat) -> tuple[ClusterSplitTile, ...]:
+    """The same with large tiles, which read half as much from the second-level cache, the fewest blocks first.
+
+    There are none of scaled formats, nor of three components, whose sums take too many registers.
+    """
+    has_room = not operand_format.scaled and operand_format.components < 3
+    return tuple(ClusterSplitTile(operand_format, split, 128) for split in (2, 4, 8)) if has_room else ()
 
 
 def tiles_sharing_k(operand_format: OperandFormat) -> tuple[ClusterSplitTile, ...]:
@@ -442,7 +475,8 @@ def tensor_entries() -> list[Entry]:
     entries = []
     for operand_format in OPERAND_FORMATS:
         usual: tuple[GemmTile, ...] = (*sm80_tiles(operand_format), *sm90_tiles(operand_format))
-        for tile in (*usual, *narrow_weight_tiles(operand_format), *cluster_split_tiles(operand_format)):
+        of_clusters = *cluster_split_tiles(operand_format), *large_cluster_tiles(operand_format)
+        for tile in (*usual, *narrow_weight_tiles(operand_format), *of_clusters):
             entries.append(tensor_backward_weight(tile))
             entries += [
                 tensor_backward_update(rule, tile, receives=receives) for rule in RULES for receives in (False, True)

@@ -89,13 +89,18 @@ def cluster_clocks(
     bias's gradient, or for the second-level cache, from which all blocks' slices come.
     """
     blocks, tiles = math.prod(tile.grid(k, n, multiprocessors)), tile.column_partials(k)
-    of_slice = thresholds.CLUSTER_SLICE_CLOCKS[tile.operand_format.components]
+    of_slices, of_block = (
+        (thresholds.CLUSTER_SLICE_CLOCKS, thresholds.CLUSTER_BLOCK_CLOCKS)
+        if tile.side == 64
+        else (thresholds.LARGE_CLUSTER_SLICE_CLOCKS, thresholds.LARGE_CLUSTER_BLOCK_CLOCKS)
+    )
+    of_slice = of_slices[tile.operand_format.components]
     if tiles is not None and sums_columns:
         rows_summed = ceil_div(tile.K, tiles // tile.split)
         of_slice = max(of_slice, thresholds.CLUSTER_SUMMED_CLOCKS + thresholds.SUMMED_ROW_CLOCKS * rows_summed)
     at_once = min(blocks, tile.at_once(multiprocessors))
     slices = ceil_div(blocks, at_once) * ceil_div(ceil_div(rows, tile.K), tile.split)
-    of_cluster = thresholds.CLUSTER_CLOCKS + thresholds.CLUSTER_BLOCK_CLOCKS * tile.split
+    of_cluster = thresholds.CLUSTER_CLOCKS + of_block * tile.split
     return slices * max(of_slice, _cached_clocks(tile, at_once, multiprocessors)) + of_cluster
 
 

@@ -17,6 +17,7 @@ from ..kernels import (
     WarpSplitTile,
     ceil_div,
     cluster_split_tiles,
+    large_cluster_tiles,
     narrow_tiles,
     narrow_weight_tiles,
     shared_tiles,
@@ -186,11 +187,14 @@ def weight_tile(
         alone, *shared = cluster_split_tiles(operand_format)
         counts = {
             tile: cluster_gradient_clocks(tile, k, n, rows, multiprocessors)
-            for tile in shared
+            for tile in (*shared, *large_cluster_tiles(operand_format))
             if _is_one_wave(tile, k, n, multiprocessors)
         }
         clocks = {tile: count for tile, (count, _) in counts.items()}
-        named = ", ".join(f"{count:,} by clusters of {tile.split}" for tile, count in clocks.items())
+        named = ", ".join(
+            f"{count:,} by clusters of {tile.split}" + f" with {tile.m}×{tile.n}" * (tile.side > alone.side)
+            for tile, count in clocks.items()
+        )
         best = min(clocks, key=clocks.__getitem__, default=None)
         if best is not None and is_faster(clocks[best], known):
             counted = f"counted clocks: {named}, {known:,} by {usual.m}×{usual.n}"
