@@ -1,6 +1,7 @@
 """Compiles the kernels of a map's points for a card that need not be here, into the cache.
 
     python benchmarks/ahead.py [--points N] [--first N] [--seed NAME] [--ways] [--card NAME]
+    python benchmarks/ahead.py --again FILE ... [--below RATIO] [--ways] [--card NAME]
 
 Where a card is lent by the minute, its time is for measuring: run this elsewhere, with the same nvcc, and take the
 folder that MLPGPU_CACHE names along.  benchmarks/map.py then finds all kernels of these points compiled.
@@ -9,8 +10,11 @@ folder that MLPGPU_CACHE names along.  benchmarks/map.py then finds all kernels 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
+import map_kept
 from counted import thresholds_of
 from map_contenders import WAYS
 from map_points import BOUNDS, Point, draw
@@ -48,6 +52,10 @@ def main() -> None:
     parser.add_argument("--points", type=int, default=40, metavar="N", help="(default: %(default)s)")
     parser.add_argument("--first", type=int, default=0, metavar="N", help="number of the first one (default: 0)")
     parser.add_argument("--seed", default="first", metavar="NAME", help="of the draw (default: %(default)s)")
+    parser.add_argument(
+        "--again", nargs="+", type=Path, metavar="FILE", help="these files' points, as map.py takes them"
+    )
+    parser.add_argument("--below", type=float, default=1e9, metavar="RATIO", help="of --again, points of lower ratios")
     parser.add_argument("--ways", action="store_true", help="those of map.py --ways as well")
     parser.add_argument(
         "--card", choices=CARDS, default="H200", help="(default: %(default)s, which stands for an H100)"
@@ -58,6 +66,9 @@ def main() -> None:
         draw(arguments.seed, number, BOUNDS["cuda"])
         for number in range(arguments.first, arguments.first + arguments.points)
     ]
+    if arguments.again:
+        lines = [json.loads(line) for path in arguments.again for line in path.read_text().splitlines()]
+        points = [map_kept.point_of(line) for line in map_kept.kept(lines, "cuda", arguments.below).values()]
     programs = [entries_of(point, changed, card) for point in points for changed in ways(others=arguments.ways)]
     print(f"{len(programs)} programs of {len({entry for each in programs for entry in each})} kernels")
     for done, entries in enumerate(programs, start=1):

@@ -8,6 +8,7 @@ are drawn.  What the contenders run is compiled ahead on all cores, some points 
 
     python benchmarks/map.py [--points N] [--seed NAME] [--grid] [--only mlpgpu JAX PyTorch scikit-learn]
                              [--backend cuda|cpu] [--ways] [--most-seconds S] [--json PATH] [--picture PATH] …
+    python benchmarks/map.py --again FILE ... [--below RATIO] …
     python benchmarks/map.py --report FILE ... [--picture PATH]
 
 A line of JSON is appended for each point: the network, card, driver, versions and commit; each contender's microseconds
@@ -15,7 +16,8 @@ a step, first epoch's loss, peak of memory, and the error of one step's gradient
 little; the ratios; and what takes most of mlpgpu's step.  What fails is recorded, and the next point goes on.  A point
 that the file has is skipped, so a run can be repeated until all are there; --retry measures those again in which
 something failed.  With --ways mlpgpu takes turns with itself, its thresholds changed, which shows where another way
-than the chosen one takes less.  At the end the map is drawn, and the worst points are printed.
+than the chosen one takes less.  With --again mlpgpu alone runs kept files' points, beside their peers' figures.  At
+the end the map is drawn, and the worst points are printed.
 """
 
 from __future__ import annotations
@@ -27,10 +29,11 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import map_kept
 import map_report
 from map_contenders import JAX_CACHE, LIBRARIES, OURS
 from map_measure import Compilers, Measurer, Options, ProcessLost, tell
@@ -86,11 +89,11 @@ def append(path: Path, line: dict[str, Any]) -> None:
 
 def run(
     points: Sequence[Point], options: Options, path: Path, most_seconds: float, commit: str | None,
-    compiled: Sequence[str],
+    compiled: Sequence[str], kept: Mapping[tuple[str, int], dict[str, Any]],
 ) -> None:  # fmt: skip
     """Compile and measure points, some at a time, until they are all in the file or the time is over.
 
-    ``compiled`` are libraries for which nothing is compiled ahead.
+    ``compiled`` are libraries for which nothing is compiled ahead, and ``kept`` the lines that have peers' figures.
     """
     deadline = time.perf_counter() + most_seconds
     measurer = Measurer(options, POINT_SECONDS[options.backend])
@@ -111,6 +114,8 @@ def run(
                 if time.perf_counter() > deadline:
                     break
                 line = measurer.measure(point)
+                known = kept.get((point.seed, point.number))
+                line = line if known is None else map_kept.beside(line, known)
                 about = measurer.surroundings
                 written = {
                     "backend": options.backend, **point.plain(), **line, **about,
@@ -152,6 +157,8 @@ def main() -> None:
         help="the cache has what these libraries run, of mlpgpu by benchmarks/ahead.py",
     )  # fmt: skip
     parser.add_argument("--commit", help="what is measured, where git cannot say")
+    parser.add_argument("--again", nargs="+", type=Path, metavar="FILE", help="mlpgpu alone, at these files' points")
+    parser.add_argument("--below", type=float, default=1e9, metavar="RATIO", help="of --again, points of lower ratios")
     parser.add_argument("--report", nargs="+", type=Path, metavar="FILE", help="measure nothing; report these files")
     arguments = parser.parse_args()
     if arguments.report:
@@ -165,6 +172,11 @@ def main() -> None:
     libraries = tuple(dict.fromkeys((OURS, *(arguments.only or LIBRARIES_OF[backend]))))
     numbers = range(arguments.first, arguments.first + arguments.points)
     drawn = list(grid(bounds)) if arguments.grid else [draw(arguments.seed, number, bounds) for number in numbers]
+    kept = {}
+    if arguments.again:
+        lines = [line for path in arguments.again for line in read(path)]
+        kept, libraries = map_kept.kept(lines, backend, arguments.below), (OURS,)
+        drawn = [map_kept.point_of(line) for line in kept.values()]
     if arguments.precision:
         drawn = [point for point in drawn if point.precision in arguments.precision]
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
@@ -181,7 +193,9 @@ def main() -> None:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "torch")
         if points:
             try:
-                run(points, options, arguments.json, arguments.most_seconds, arguments.commit, arguments.compiled)
+                run(
+                    points, options, arguments.json, arguments.most_seconds, arguments.commit, arguments.compiled, kept
+                )  # fmt: skip
             except ProcessLost as lost:
                 sys.exit(f"the process that measures cannot begin: {lost}; its message stands above")
     print(map_report.report(read(arguments.json), arguments.picture))

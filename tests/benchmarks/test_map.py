@@ -291,6 +291,38 @@ def test_a_run_goes_on_where_one_stopped(script: ModuleType, monkeypatch: pytest
     assert [line["number"] for line in script.read(path)][-2:] == [0, 1]
 
 
+def test_kept_points_run_again_beside_their_peers(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(script, "Measurer", FakeMeasurer)
+    monkeypatch.setattr(script, "Compilers", FakeCompilers)
+    monkeypatch.setattr(FakeMeasurer, "measured", [])
+    drawn = [script.draw("s", number, script.BOUNDS["cpu"]) for number in range(5)]
+    times = [
+        {"mlpgpu": 2.0, "JAX, plain scan": 3.0},
+        {"mlpgpu": 2.0, "JAX, plain scan": 1.0},  # fails again
+        {"mlpgpu": 2.0, "JAX, plain scan": 9.0},  # not below 2
+        {"mlpgpu": 2.0, "JAX, plain scan": 2.0, "JAX, unrolled": 1.8, "PyTorch, eager": 3.0, "mlpgpu, other": 1.0},
+        {"mlpgpu": 2.0},
+    ]
+    lines = [{**made_up(n, each, backend="cpu"), **drawn[n].plain()} for n, each in enumerate(times)]
+    later = made_up(0, {"mlpgpu": 4.0, "JAX, plain scan": 2.5}, backend="cpu", commit="later")
+    lines += [{**later, **drawn[0].plain()}]
+    lines += [made_up(2, {"mlpgpu": 9.0, "JAX, plain scan": 1.0})]  # of a card
+    known, path = tmp_path / "kept.jsonl", tmp_path / "map.jsonl"
+    known.write_text("\n".join(map(json.dumps, lines)))
+    arguments = ["--backend", "cpu", "--json", str(path), "--again", str(known), "--below", "2"]
+    monkeypatch.setattr(sys, "argv", ["map.py", *arguments])
+    script.main()
+    assert FakeMeasurer.measured == [1, 0, 3]
+    failed, first, other = script.read(path)
+    assert "ratio" not in failed and set(failed["contenders"]) == {"mlpgpu", "JAX, plain scan"}
+    assert first["ratios"] == {"JAX": 2.5} and first["peers_commit"] == "later" and first["libraries"] == ["mlpgpu"]
+    assert other["ratios"] == {"JAX": 1.8, "PyTorch": 3.0} and other["ratio"] == 1.8
+    assert other["fastest"] == {"JAX": "JAX, unrolled", "PyTorch": "PyTorch, eager"}
+    assert all(first[name] == value for name, value in json.loads(json.dumps(drawn[0].plain())).items())
+
+
 # --- the report ---
 
 
