@@ -136,7 +136,7 @@ def loss(name: str, kind: str, *, textured: bool = True, team: Team = WARP_TEAM)
     return Entry(
         full, "elementwise/loss.cuh", function, arguments(signature), team.block_threads, SUM_BYTES,
         block=team.block, blocks=3 if team is WARP_TEAM else 1, loss_numbers=reads_numbers(name), prefetched=(),
-        spill_bytes=40,  # of the widest rows that a warp keeps
+        spill_bytes=96,  # of the widest rows that a warp keeps
     )  # fmt: skip
 
 
