@@ -41,7 +41,8 @@ __global__ void one_lane_arrives(float* read) {
 }
 
 // Whole warps of two roles come to one barrier of all threads from two places.  PTX asks of an aligned barrier that the
-// threads of a warp execute one instruction; the tool asks it of those of a block.
+// threads of a warp execute one instruction; the tool asks it of those of a block. The persistent kernel keeps aligned ones:
+// with others a step of 784-30-10 at 10 rows takes 4.6 µs in place of 4.3 on an H100.
 template <class First, class Second>
 __device__ void meet(float* read, const First& first, const Second& second) {
     __shared__ float written;
