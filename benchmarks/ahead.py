@@ -10,12 +10,12 @@ folder that MLPGPU_CACHE names along.  benchmarks/map.py then finds all kernels 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import map_kept
 from counted import thresholds_of
+from map import read
 from map_contenders import WAYS
 from map_points import BOUNDS, Point, draw
 
@@ -67,7 +67,10 @@ def main() -> None:
         for number in range(arguments.first, arguments.first + arguments.points)
     ]
     if arguments.again:
-        lines = [json.loads(line) for path in arguments.again for line in path.read_text().splitlines()]
+        for path in arguments.again:
+            if not path.is_file():
+                parser.error(f"--again: expected files of lines that map.py --json wrote, got {path}, which is none")
+        lines = [line for path in arguments.again for line in read(path)]
         points = [map_kept.point_of(line) for line in map_kept.kept(lines, "cuda", arguments.below).values()]
     programs = [entries_of(point, changed, card) for point in points for changed in ways(others=arguments.ways)]
     print(f"{len(programs)} programs of {len({entry for each in programs for entry in each})} kernels")

@@ -161,6 +161,9 @@ def main() -> None:
     parser.add_argument("--below", type=float, default=1e9, metavar="RATIO", help="of --again, points of lower ratios")
     parser.add_argument("--report", nargs="+", type=Path, metavar="FILE", help="measure nothing; report these files")
     arguments = parser.parse_args()
+    for path in arguments.again or ():
+        if not path.is_file():
+            parser.error(f"--again: expected files of lines that --json wrote, got {path}, which is none")
     if arguments.report:
         lines = [line for path in arguments.report for line in read(path)]
         print(map_report.report(lines, arguments.picture))

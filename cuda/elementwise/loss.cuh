@@ -43,7 +43,7 @@ struct StoredDelta {
         for (int p = 0; p < MOST_COMPONENTS; ++p)
             if (p < component_count) split[p * component_stride + j] = static_cast<uint16_t>(words[p][0]);
     }
-    // Of pairs, of which 0 lies beyond the row, as in the components' padding.
+    // Stores a thread's pairs. An output beyond the row is 0, as the components' padding has to be.
     template <int STRIDE, int PAIRS>
     __device__ __forceinline__ void pairs(int j, const Pair (&of)[PAIRS]) const {
         if (out && n % 2 == 0) {

@@ -188,7 +188,7 @@ __device__ __forceinline__ void fetch_inputs(const int* order, const float* data
     }
 }
 
-// Stores deltas, times what lies in their place: the slopes behind them.
+// Stores deltas times their slopes, which lie in shared memory where the deltas are to lie.
 struct SlopedDelta {
     float* of_row;
     float* stored;

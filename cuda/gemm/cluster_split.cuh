@@ -3,7 +3,8 @@
 // The SPLIT blocks of a cluster make one tile of C, each over its part of k, as gemm/gemm_sm90.cuh makes one: a producer
 // and consumers. Each leaves its sums in shared memory. Then every block finishes its part of the tile's rows, of which it
 // adds the sums of all blocks up, in the order of their ranks. All threads of a block take part in the epilogue. Two or
-// three blocks are on a multiprocessor at once, so that one multiplies while another one's epilogue waits for memory. With a
+// three blocks of small tiles are on a multiprocessor at once, so that one multiplies while another one's epilogue waits for
+// memory; of large ones, which read less from the second-level cache, there is one. With a
 // SPLIT of 1 that is all that differs from gemm/gemm_sm90.cuh. The epilogue loads what it moves just before it stores it:
 // where tiles were prefetched to the second-level cache, memory gave a tenth less in a second.
 #pragma once

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -289,6 +290,14 @@ def test_a_run_goes_on_where_one_stopped(script: ModuleType, monkeypatch: pytest
     path.write_text(path.read_text()[:-20])
     assert run("--points", "2", "--only", "JAX") == [1]
     assert [line["number"] for line in script.read(path)][-2:] == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["map.py", "ahead.py"])
+def test_a_kept_file_that_is_not_there_is_said(name: str, tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARKS / name), "--again", str(tmp_path / "none.jsonl")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2 and "none.jsonl, which is none" in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_kept_points_run_again_beside_their_peers(
