@@ -178,14 +178,18 @@ def suited_to(backend: Backend, workload: Workload) -> Workload | None:
 
 
 class Epochs:
-    """A trainer's plan on a data set, an epoch a call, without a history, callbacks or progress.
+    """A trainer's plan on a data set, an epoch a call, or several, without a history, callbacks or progress.
 
     The first call brings the data to where the backend keeps them; :meth:`reset` then goes back to the network's
     initial parameters, so that later calls repeat the training without that.
+
+    Attributes:
+        epochs: how many a call trains for, as a fit does where nothing comes between short epochs.
     """
 
     def __init__(self, trainer: Trainer, data: Dataset, *, shuffle: bool = True) -> None:
         network, plan = trainer.network, trainer.plan
+        self.epochs = 1
         network.adapt(data)
         assert plan.optimizer is not None
         self._initial = network.state(plan.optimizer)
@@ -202,12 +206,12 @@ class Epochs:
         self.program.load(self._initial)
 
     def __call__(self) -> float:
-        """Train for an epoch; returns its mean loss."""
+        """Train for the epochs of a call; returns the mean loss of the last of them."""
         steps = self._sampling.steps_per_epoch
-        number = self.step + np.arange(steps)
+        number = self.step + np.arange(self.epochs * steps)
         rates = self._schedule.rates(Clock(step=number, epoch=number / steps, epochs_per_step=1 / steps))
-        loss, weight = self.program.run(self.step, rates).sum(axis=0)
-        self.step += steps
+        loss, weight = self.program.run(self.step, rates)[-steps:].sum(axis=0)
+        self.step += len(rates)
         return float(loss / weight)
 
     def accuracy(self, data: Dataset) -> float:

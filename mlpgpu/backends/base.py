@@ -146,8 +146,8 @@ class StepLog:
 
     def __init__(self, steps: int) -> None:
         self.sums = np.empty((steps, 2))
-        # How many are finished; whether the state is theirs; and what waits for further ones and gives their sums.
-        self._stands: tuple[int, bool, Callable[[], np.ndarray] | None] = 0, True, None
+        # How many are finished; whether the state is being changed; what waits for further ones and gives their sums.
+        self._stands: tuple[int, bool, tuple[Callable[[], np.ndarray], ...]] = 0, False, ()
 
     @property
     def finished(self) -> int:
@@ -155,36 +155,52 @@ class StepLog:
         return self._stands[0]
 
     @property
+    def under_way(self) -> int:
+        """How often steps were put elsewhere that are not known to be finished."""
+        return len(self._stands[2])
+
+    @property
     def is_whole(self) -> bool:
         """Whether the state is that of the finished steps; otherwise it lies between two steps."""
-        return self._stands[1]
+        _, is_changing, waits = self._stands
+        return not is_changing and not waits
 
     def begin(self) -> None:
         """The state is about to change."""
-        self._stands = self._stands[0], False, None
+        finished, _, waits = self._stands
+        self._stands = finished, True, waits
 
     def end(self, finished: int) -> None:
         """The state is that of so many finished steps, whose sums are there."""
-        self._stands = finished, True, None
+        self._stands = finished, False, ()
 
     def put(self, wait: Callable[[], np.ndarray]) -> None:
-        """Further steps are under way elsewhere, and nothing more has to be done for them.
+        """Further steps are under way elsewhere, behind those put before, and nothing more has to be done for them.
 
         ``wait()`` returns their sums once they are finished, however often it is called.
         """
-        self._stands = self._stands[0], False, wait
+        finished, _, waits = self._stands
+        self._stands = finished, False, (*waits, wait)
 
-    def finish(self) -> None:
-        """Wait for the steps that are under way.
+    def finish_first(self) -> None:
+        """Wait for the steps that were put first of those under way.
 
         Raises:
             BackendError: they cannot be finished any more.
         """
-        finished, _, wait = self._stands
-        if wait is not None:
-            sums = wait()
-            self.sums[finished : finished + len(sums)] = sums
-            self.end(finished + len(sums))
+        finished, is_changing, (wait, *others) = self._stands
+        sums = wait()
+        self.sums[finished : finished + len(sums)] = sums
+        self._stands = finished + len(sums), is_changing, tuple(others)
+
+    def finish(self) -> None:
+        """Wait for all steps that are under way.
+
+        Raises:
+            BackendError: they cannot be finished any more.
+        """
+        while self.under_way:
+            self.finish_first()
 
 
 def square_sum(values: np.ndarray, parts: Sequence[slice]) -> float:

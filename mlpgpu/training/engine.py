@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import math
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,12 +63,18 @@ class Run:
         log: what it says of them.
         first_step, rates: the number of the first, and the rate of each.
         due: the keys of the callbacks to be told of the end of a step.
+        ends: after how many of the steps an epoch ends within the run, in order; the run's own end is none of them.
+        close: closes the books of an epoch that ended at this time, in the progress at its end.
+        started: when the run began, as ``time.perf_counter`` has it.
     """
 
     log: StepLog
     first_step: int
     rates: np.ndarray
     due: Callable[[int], tuple[str, ...]]
+    ends: Sequence[int]
+    close: Callable[[Progress, float], Progress]
+    started: float
 
 
 class Engine:
@@ -265,12 +272,19 @@ class Engine:
         self.ready(data.kind).attach(data.weighted, sampling)
         self._attached = data, sampling
 
-    def take_steps(self, clock: Clock, due: Callable[[int], tuple[str, ...]] = lambda steps: ()) -> np.ndarray:
+    def take_steps(
+        self,
+        clock: Clock,
+        due: Callable[[int], tuple[str, ...]] = lambda steps: (),
+        ends: Sequence[int] = (),
+        close: Callable[[Progress, float], Progress] = lambda progress, ended: progress,
+    ) -> np.ndarray:
         """Train for the steps of ``clock``; returns (steps, 2), their losses and weights, summed over rows.
 
         All ranks do so together.
 
-        The callbacks that are ``due`` after the last finished step are pending from then on.
+        The callbacks that are ``due`` after the last finished step are pending from then on.  Epochs that end after
+        ``ends`` of the steps are closed by ``close``, as :class:`Run` says, until a loss is not finite.
 
         Raises:
             DivergenceError: a loss is not finite.
@@ -281,7 +295,8 @@ class Engine:
         self._is_dealt, self._gathered = deals, None
         follows = self.is_by_one and not self._team.is_leader
         program, log = None if follows else self.ready(), StepLog(len(rates))
-        self._run, self._runner = Run(log, first_step, rates, due), threading.get_ident()
+        self._run = Run(log, first_step, rates, due, ends, close, time.perf_counter())
+        self._runner = threading.get_ident()
         try:
             if program is None:
                 self._take_handed(log)
@@ -328,17 +343,14 @@ class Engine:
         counted, finished = progress.steps - run.first_step, run.log.finished
         if not 0 <= counted < finished:
             return
-        fit = progress.fit
-        if fit is not None:
-            loss, weight = fit.loss, fit.weight
-            # Added one by one, so that the sum does not depend on how many steps ran at a time.
-            for of_loss, of_weight in run.log.sums[counted:finished].tolist():
-                loss += of_loss
-                weight += of_weight
-            fit = fit.changed(loss=loss, weight=weight, rate=float(run.rates[finished - 1]))
+        a_step = (time.perf_counter() - run.started) / finished
+        for end in run.ends:
+            if counted < end <= finished and np.isfinite(run.log.sums[:end, 0]).all():
+                progress = run.close(_after(progress, run, counted, end), run.started + a_step * end)
+                counted = end
         steps = run.first_step + finished
         pending = Pending("step_end", keys) if (keys := run.due(steps)) else None
-        self.progress = progress.changed(steps=steps, fit=fit, pending=pending)
+        self.progress = _after(progress, run, counted, finished).changed(pending=pending)
 
     def check_whole(self) -> None:
         """Count what is finished, and refuse to go on from between two steps.
@@ -613,3 +625,16 @@ class Engine:
         self._aside = Aside(slots, kept, in_file)
         self._keeps = kept is not None or (in_file is not None and "snapshot" in in_file.flat)
         self._gathered = None if self._team.ranks == 1 else slots
+
+
+def _after(progress: Progress, run: Run, counted: int, finished: int) -> Progress:
+    """The progress once so many steps of a run are finished, of which it counts the first ones already."""
+    fit = progress.fit
+    if fit is not None and counted < finished:
+        loss, weight = fit.loss, fit.weight
+        # Added one by one, so that the sum does not depend on how many steps ran at a time.
+        for of_loss, of_weight in run.log.sums[counted:finished].tolist():
+            loss += of_loss
+            weight += of_weight
+        fit = fit.changed(loss=loss, weight=weight, rate=float(run.rates[finished - 1]))
+    return progress.changed(steps=run.first_step + finished, fit=fit)

@@ -63,6 +63,7 @@ class FitLoop:
         self._called: str | None = None  # the key of the callback that is being told of a step's or an epoch's end
         self._is_interrupted = False  # as all ranks know
         self._steps_at_once = 1  # as many as fit into RUN_SECONDS, by the last ones
+        self._epoch_started = 0.0  # when the epoch under way began
 
     def run(self, epochs: int, *, is_over: bool, shows_bar: bool) -> None:
         """Train, unless the fit is over, until ``epochs`` are finished, a callback ends the fit, or Ctrl-C does."""
@@ -70,19 +71,20 @@ class FitLoop:
         with interrupts_of_fit() as interrupts, _bar(shows_bar, epochs, self.engine.progress.epochs) as bar:
             is_over |= self._tell_pending(interrupts, fills=True)
             while self.engine.progress.epochs < epochs and not is_over:
-                started, before = time.perf_counter(), self.engine.progress.steps
-                self._train_epoch(interrupts)
+                started, before = time.perf_counter(), self.engine.progress
+                self._epoch_started = started
+                self._train_epoch(epochs, interrupts)
                 if self._is_interrupted:
                     break
                 if self.listeners.save:
                     self.engine.prefetch()  # what they save is copied while the validation is under way
-                self._end_epoch(started, interrupts)
+                self._end_epoch(interrupts)
                 is_over = self._tell_pending(interrupts)
                 if bar is not None:
-                    record = self.engine.progress.history.last
-                    of_epoch = (self.engine.progress.steps - before) / self.sampling.steps_per_epoch
-                    bar.set_postfix_str(_postfix(record, of_epoch * self.sampling.rows / record["seconds"]))
-                    bar.update()
+                    after, elapsed = self.engine.progress, time.perf_counter() - started
+                    of_epoch = (after.steps - before.steps) / self.sampling.steps_per_epoch
+                    bar.set_postfix_str(_postfix(after.history.last, of_epoch * self.sampling.rows / elapsed))
+                    bar.update(after.epochs - before.epochs)
             self._note(interrupts, epochs)
             for key in self.listeners.keys:
                 self._end(key, interrupts)
@@ -104,32 +106,54 @@ class FitLoop:
         told = f"mlpgpu: interrupted after step {progress.steps}, {where}; the network is as that step left it"
         print(f"{told} (Ctrl-C again at once ends the program)", file=sys.stderr)
 
-    def _train_epoch(self, interrupts: Interrupts) -> None:
-        """Train from where the epoch stands to its end, or until Ctrl-C."""
-        engine, sampling = self.engine, self.sampling
-        steps = sampling.steps_per_epoch
-        first = sampling.first_step + (engine.progress.epochs - sampling.first_epoch) * steps
-        while (done := engine.progress.steps - first) < steps:
+    def _train_epoch(self, epochs: int, interrupts: Interrupts) -> None:
+        """Train from where the epoch stands to its end, or until Ctrl-C.
+
+        Where nothing comes between this epoch and the next ones, and they are short, steps of several run at a time:
+        then this ends with the last of these, and the others' books are closed.
+        """
+        engine, steps = self.engine, self.sampling.steps_per_epoch
+        while (done := self._steps_of_epoch) < steps:
             progress = engine.progress
-            most = min(self._steps_at_once, RUN_STEPS, steps - done)
+            left = (epochs - progress.epochs if self._is_unbroken else 1) * steps - done
+            most = min(self._steps_at_once, RUN_STEPS, left)
             count = self.listeners.steps_until_due(progress.steps, most)
+            if done + count > steps:
+                count -= (done + count) % steps
             count = self._agree_on_steps(count, interrupts)
             if self._is_interrupted:
                 return
+            whole, batch = np.divmod(done + np.arange(count), steps)
             clock = Clock(
                 step=progress.steps + np.arange(count),
-                epoch=progress.epochs + np.arange(done, done + count) / steps,
+                epoch=progress.epochs + whole + batch / steps,
                 epochs_per_step=1.0 / steps,
                 factor=progress.plateau.factor,
             )
             started = time.perf_counter()
-            engine.take_steps(clock, self.listeners.due_after_step)
+            ends = range(steps - done, count, steps)
+            engine.take_steps(clock, self.listeners.due_after_step, ends, self._closed)
             elapsed = time.perf_counter() - started
             interrupts.check()
             self._tell_pending(interrupts)
             fitting = count * RUN_SECONDS / max(elapsed, 1e-9)
             self._steps_at_once = max(1, int(min(fitting, 2 * self._steps_at_once)))
         self._agree_on_steps(0, interrupts)
+
+    @property
+    def _steps_of_epoch(self) -> int:
+        """How many steps of the epoch under way are finished."""
+        sampling, progress = self.sampling, self.engine.progress
+        first = sampling.first_step + (progress.epochs - sampling.first_epoch) * sampling.steps_per_epoch
+        return progress.steps - first
+
+    @property
+    def _is_unbroken(self) -> bool:
+        """Whether nobody looks at the network, or is told anything, between two epochs."""
+        if self.team.ranks > 1 or self.validation is not None:
+            return False
+        is_told = isinstance(self.engine.schedule, ReduceOnPlateau) or self.listeners.due_after_epoch() != (SCHEDULE,)
+        return not is_told
 
     def _agree_on_steps(self, count: int, interrupts: Interrupts) -> int:
         """Rank 0's number of steps; notes whether a rank was interrupted."""
@@ -140,26 +164,27 @@ class FitLoop:
         self._is_interrupted |= was_interrupted
         return count
 
-    def _end_epoch(self, started: float, interrupts: Interrupts) -> None:
-        """Close the epoch's books: its record, the history."""
-        progress = self.engine.progress
-        assert progress.fit is not None
-        loss, weight = progress.fit.loss, progress.fit.weight
-        record: Record = {"epoch": progress.epochs + 1, "loss": loss / weight if weight else 0.0}
+    def _end_epoch(self, interrupts: Interrupts) -> None:
+        """Evaluate what is to be, and close the epoch's books."""
+        columns: Record = {}
         if self.validation is not None:
             with interrupts.open():
                 results = self.engine.evaluate(self.validation, self.metrics, self.functions, together=True)
             for name, value in results.items():
                 if np.ndim(value) == 0 or name not in self.functions:
                     pairs = zip(self.columns.get(name, ()), np.ravel(value).tolist(), strict=False)
-                    record |= {VALIDATION + column: number for column, number in pairs}
-        record |= {"rate": progress.fit.rate, "seconds": self.team.agreed(time.perf_counter() - started)}
-        progress.history.append(record)
-        self.engine.progress = progress.changed(
-            epochs=progress.epochs + 1,
-            fit=progress.fit.changed(loss=0.0, weight=0.0),
-            pending=Pending("epoch_end", self.listeners.due_after_epoch()),
-        )
+                    columns |= {VALIDATION + column: number for column, number in pairs}
+        closed = self._closed(self.engine.progress, time.perf_counter(), **columns)
+        self.engine.progress = closed.changed(pending=Pending("epoch_end", self.listeners.due_after_epoch()))
+
+    def _closed(self, progress: Progress, ended: float, **columns: float) -> Progress:
+        """The progress after an epoch that ended at this time, whose record, with ``columns``, joins the history."""
+        assert progress.fit is not None
+        loss, weight, seconds = progress.fit.loss, progress.fit.weight, self.team.agreed(ended - self._epoch_started)
+        record: Record = {"epoch": progress.epochs + 1, "loss": loss / weight if weight else 0.0, **columns}
+        progress.history.append(record | {"rate": progress.fit.rate, "seconds": seconds})
+        self._epoch_started = ended
+        return progress.changed(epochs=progress.epochs + 1, fit=progress.fit.changed(loss=0.0, weight=0.0))
 
     # --- callbacks, each of which is told once of a step or an epoch, whatever ends the fit in between ---
 

@@ -400,7 +400,7 @@ def test_steps_that_cannot_end_are_broken_off_and_stay_so(frees: bool, standin: 
     training.graphs = SimpleNamespace(close=lambda: standin.calls.append(("graphs",)))
     log = StepLog(2)
     log.begin()
-    log.put(lambda: training._wait(np.ones((2, 2))))
+    log.put(lambda: training._wait(np.ones((2, 2)), None))
     with pytest.raises(RankError, match="one that hangs"):
         log.finish()
     assert standin.calls[-1] == (("graphs",) if frees else ("abort",)) and ("abort",) in standin.calls
@@ -515,6 +515,7 @@ HANGING = """
     for name in ("_workspace", "_optimizer", "_orders", "_stream", "binder"):
         setattr(training, name, MagicMock())
     training._state, training._persistent, training._prologue = MagicMock(were_set=False), None, []
+    training._workspace.numbers.download_losses = lambda count: (np.ones((count, 2)), None)
     training.sampling, training.data = Sampling(8, 4, seed=1), MagicMock(reach=lambda row: 8)
     training.graphs = SimpleNamespace(close=card.free, launch={launch})
     training._exchange = Exchange(c, cards, [])

@@ -280,8 +280,8 @@ def train(
         workspace = SimpleNamespace(
             device=nullcontext(),
             numbers=SimpleNamespace(
-                staged_rates=lambda table: table, download_losses=lambda count: np.zeros((count, 2)),
-                set_step=lambda *numbers, **others: None,
+                staged_rates=lambda table: table, download_losses=lambda count: (np.zeros((count, 2)), stream),
+                set_step=lambda *numbers, **others: None, take_turn=lambda: None,
             ),
         )  # fmt: skip
         vars(loop).update(

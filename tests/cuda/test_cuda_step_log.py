@@ -13,6 +13,7 @@ import pytest
 import mlpgpu as mg
 from mlpgpu.backends import Sampling, StepLog
 from mlpgpu.backends.cpu.program import CpuProgram
+from mlpgpu.backends.cuda.run.steps import TURNS
 from mlpgpu.backends.cuda.run.training import Training
 from mlpgpu.errors import BackendError, TornStateError
 
@@ -21,26 +22,33 @@ ROWS, BATCH = 40, 8  # epochs of five steps
 
 def make_training(**parts: Any) -> tuple[Training, list[int]]:
     """Steps whose losses are their numbers; ``parts`` raise in place of those that do nothing."""
-    first, losses = [0], np.empty((16, 2))
+    first, turn, losses = [0], [0], np.empty((TURNS, 16, 2))
 
     def nothing(*arguments: Any) -> None:
         pass
 
     def put(count: int, before_last: None) -> None:
-        losses[:count] = np.arange(first[0], first[0] + count)[:, np.newaxis]
+        losses[turn[0], :count] = np.arange(first[0], first[0] + count)[:, np.newaxis]
 
     def begin_at(step: int, batch: int) -> None:
         first[0] = step
 
+    def take_turn() -> None:
+        turn[0] = (turn[0] + 1) % TURNS
+
     training: Any = object.__new__(Training)
-    numbers = SimpleNamespace(staged_rates=lambda table: table, download_losses=lambda count: losses[:count])
+    downloaded = SimpleNamespace(synchronize=parts.get("synchronize", nothing))
+    numbers = SimpleNamespace(
+        take_turn=take_turn, staged_rates=lambda table: table,
+        download_losses=lambda count: (losses[turn[0], :count], downloaded),
+    )  # fmt: skip
     training._workspace = SimpleNamespace(device=contextlib.nullcontext(), numbers=numbers)
     training._state = SimpleNamespace(end_prefetch=nothing, were_set=False)
     training.sampling, training._optimizer = Sampling(ROWS, BATCH, seed=1), mg.SGD(0.1)
     training._orders = SimpleNamespace(begin=nothing, prepare=parts.get("orders", nothing))
     training.data = SimpleNamespace(reach=lambda row: ROWS, prepare=parts.get("data", nothing), reads_to_finish=nothing)
     training.binder, training._exchange = SimpleNamespace(set_constant=nothing), None
-    training._stream = SimpleNamespace(synchronize=parts.get("synchronize", nothing))
+    training._stream = SimpleNamespace()
     training.begin_at, training.put = begin_at, parts.get("put", put)
     return training, first
 
@@ -85,13 +93,25 @@ def test_ctrl_c_as_the_wait_ends_loses_nothing() -> None:
     log = run(make_training(synchronize=Once(1, KeyboardInterrupt()))[0])
     assert (log.finished, log.is_whole) == (0, False)
     log.finish()
-    assert (log.finished, log.is_whole) == (5, True)
+    assert (log.finished, log.is_whole) == (7, True)  # the card has the second epoch's steps already
+    assert log.sums[:, 0].tolist() == list(range(7))
 
 
-def test_of_steps_that_were_being_put_nobody_knows() -> None:
-    log = run(make_training(put=Once(1, KeyboardInterrupt()))[0])
+@pytest.mark.parametrize(("call", "finished"), [(1, 0), (2, 5), (3, 10)])
+def test_of_steps_that_were_being_put_nobody_knows(call: int, finished: int) -> None:
+    """Those put before them are finished all the same."""
+    training, _ = make_training()
+    put, raises = training.put, Once(call, KeyboardInterrupt())
+
+    def put_or_raise(count: int, before_last: None) -> None:
+        raises()
+        put(count, before_last)
+
+    vars(training)["put"] = put_or_raise
+    log = run(training, 12)
     log.finish()
-    assert (log.finished, log.is_whole) == (0, False)
+    assert (log.finished, log.is_whole) == (finished, False)
+    assert log.sums[:finished, 0].tolist() == list(range(finished))
 
 
 def test_a_card_that_is_lost_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

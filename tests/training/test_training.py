@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from mlpgpu import (
     SGD,
     Adam,
+    Callback,
+    CosineDecay,
     Dataset,
     Dense,
     Dropout,
@@ -23,15 +25,25 @@ from mlpgpu import (
     Standardize,
     StepDecay,
     Trainer,
+    WarmUp,
 )
 from mlpgpu.activations import ACTIVATIONS
-from mlpgpu.errors import ConfigurationError
+from mlpgpu.backends import StepLog
+from mlpgpu.backends.cpu.program import CpuProgram
+from mlpgpu.errors import ConfigurationError, DivergenceError
 from mlpgpu.layers import Layer
 from mlpgpu.losses import Loss, TargetKind
 from mlpgpu.optimizers import OPTIMIZERS, Optimizer
 from mlpgpu.random import epoch_order, half_words
+from mlpgpu.training import fit as fit_module
 
 SOFTMAX = "softmax_cross_entropy"
+
+
+class EveryFifthStep(Callback):
+    """Hears of steps, and of no epoch."""
+
+    every_steps = 5
 
 
 def small_network(seed: int = 1) -> Network:
@@ -485,6 +497,51 @@ def test_rates_follow_the_schedule() -> None:
     )
     assert in_steps.history["rate"] == in_epochs.history["rate"] == [0.1, 0.1, 0.05, 0.05]
     assert (flat(in_steps) == flat(in_epochs)).all()
+
+
+@pytest.mark.parametrize("precision", ["float64", "float32"])
+@pytest.mark.parametrize("rows", [7, 20, 33])
+def test_short_epochs_run_together(rows: int, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bits, rates and records are those of epochs one by one, however many run at a time."""
+    runs: list[int] = []
+    run = CpuProgram.run
+
+    def counted(self: CpuProgram, first_step: int, rates: np.ndarray, log: StepLog | None = None) -> np.ndarray:
+        runs.append(len(rates))
+        return run(self, first_step, rates, log)
+
+    monkeypatch.setattr(CpuProgram, "run", counted)
+    monkeypatch.setattr(fit_module, "RUN_SECONDS", 1e9)
+    data, schedule, epochs = small_data(rows), WarmUp(CosineDecay(0.1, epochs=39.7), epochs=2.3), 40
+    steps_per_epoch = -(-rows // 8)
+    made = {}
+    of_name: dict[str, list[object]] = {"alone": [], "told": [lambda record: None], "steps": [EveryFifthStep()]}
+    for name, callbacks in of_name.items():
+        runs.clear()
+        trainer = Trainer(small_network(), SOFTMAX, Momentum(schedule), batch_size=8, precision=precision)
+        trainer.fit(data, epochs, callbacks=callbacks, progress=False)
+        made[name] = trainer, max(runs)
+        assert sum(runs) == trainer.steps == epochs * steps_per_epoch and trainer.epochs == epochs
+        assert all(record["seconds"] > 0.0 for record in trainer.history)
+    alone, at_once = made["alone"]
+    assert at_once > 10 * steps_per_epoch >= steps_per_epoch >= made["told"][1]
+    assert made["steps"][1] <= 5
+    for name in ("told", "steps"):
+        assert (flat(made[name][0]) == flat(alone)).all()
+        assert without_seconds(made[name][0].history) == without_seconds(alone.history)
+
+
+def test_a_loss_that_is_not_finite_ends_the_records_of_epochs_that_ran_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fit_module, "RUN_SECONDS", 1e9)
+    network = Network([Dense(1, 1, bias=False)], seed=1)
+    trainer = Trainer(network, "squared_error", SGD(100.0), batch_size=1, precision="float32")
+    data = Dataset(np.ones((1, 1)), np.zeros((1, 1)))
+    with pytest.raises(DivergenceError) as raised:
+        trainer.fit(data, 100, progress=False)
+    assert len(trainer.history) == trainer.epochs <= raised.value.step
+    assert np.isfinite(trainer.history["loss"]).all() and trainer.epochs > 2
 
 
 def test_a_rate_at_its_step() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..kernels import Argument, Entry
 from ..kernels.launches import At, Launch, Map, Value
-from ..runtime import Function, Stream, pack
+from ..runtime import Function, PreparedLaunch, Stream, pack
 from .data.feed import Feed
 from .workspace import Workspace
 
@@ -46,15 +46,36 @@ class Binder:
             stage: the step's index among those whose inputs are made ready together.
             others: values by name, which come before arrays of that name; those of arrays are where these begin.
         """
-        entry, trace = launch.entry, self._workspace.trace
-        function = self.function(entry)
-        numbers = {**self._numbers, **others}
-        packed = pack(entry, [self._number(a, launch.values[a.name], numbers, others, stage) for a in entry.arguments])
+        function, packed = self.function(launch.entry), self._packed(launch, stage, others)
         grid, pdl = launch.grid, launch.pdl
 
         def put(stream: Stream) -> None:
             function.launch(stream, grid, packed, pdl=pdl)
 
+        return self._traced(launch.entry, put)
+
+    def prepare(self, launch: Launch, **changing: Value) -> Callable[..., None]:
+        """A launch of which some arguments change, for the plan's stream alone.
+
+        Args:
+            changing: first values of these, by name; each call is given others.
+        """
+        stream, packed = self._workspace.stream, self._packed(launch, 0, changing)
+        prepared = PreparedLaunch(self.function(launch.entry), stream, launch.grid, packed, pdl=launch.pdl)
+
+        def put(**values: float) -> None:
+            self._traced(launch.entry, lambda _: prepared.launch(**values))(stream)
+
+        return put
+
+    def _packed(self, launch: Launch, stage: int, others: Mapping[str, Value]) -> bytes:
+        numbers = {**self._numbers, **others}
+        values = [self._number(a, launch.values[a.name], numbers, others, stage) for a in launch.entry.arguments]
+        return pack(launch.entry, values)
+
+    def _traced(self, entry: Entry, put: Put) -> Put:
+        """The launch of a kernel of the plan's own is told the trace, if there is one."""
+        trace = self._workspace.trace
         if trace is None or entry not in self._kernels.loaded:
             return put
         begin = trace.begin

@@ -102,7 +102,7 @@ class Evaluation:
                 for name, array in sums.items():
                     self._stream.download(array, self._addresses[array_of(name)])
             if is_last or count == MOST_RUN_STEPS:
-                losses = self._workspace.numbers.download_losses(count)
+                losses, _ = self._workspace.numbers.download_losses(count)
                 self._wait()
                 loss += losses.sum(axis=0)
         return {**{name: array.copy() for name, array in sums.items()}, "loss": loss}

@@ -5,36 +5,50 @@ from __future__ import annotations
 import numpy as np
 
 from ..kernels.launches import MOST_RUN_STEPS
-from ..runtime import Device, Stream, pinned
+from ..runtime import Device, Event, Stream, pinned
 from .arrays import Arrays
 
 TABLE_COLUMNS = 3  # of the table of rates in constant memory
+TURNS = 2  # how often steps may be put on a stream before those that were put first are finished
 
 # Step of common/step.cuh.
 STEP = np.dtype([("number", "<i8"), ("run", "<i4"), ("batch", "<i4"), ("batch_rows", "<i4"), ("epoch_rows", "<i4")])
 
 
 class StepNumbers:
-    """Numbers of the steps of a run, in page-locked memory, for copies to the card and back."""
+    """Numbers of the steps of a run, in page-locked memory, for copies to the card and back.
+
+    There are ``TURNS`` sets of them: the card works on the steps of one turn while the host makes the next one ready.
+    """
 
     def __init__(self, device: Device, stream: Stream, arrays: Arrays) -> None:
         self._stream, self._arrays = stream, arrays
-        self._steps = pinned(device, (MOST_RUN_STEPS,), STEP)
-        self._losses = pinned(device, (MOST_RUN_STEPS, 2), np.float64)
-        self._table = pinned(device, (MOST_RUN_STEPS, TABLE_COLUMNS), np.float32)
+        self._steps = pinned(device, (TURNS, MOST_RUN_STEPS), STEP)
+        self._losses = pinned(device, (TURNS, MOST_RUN_STEPS, 2), np.float64)
+        self._table = pinned(device, (TURNS, MOST_RUN_STEPS, TABLE_COLUMNS), np.float32)
+        self._downloaded = [Event(device) for _ in range(TURNS)]
+        self._turn = 0
+
+    def take_turn(self) -> None:
+        """Use the next set from here on; whoever does sees to it that what used it last is finished."""
+        self._turn = (self._turn + 1) % TURNS
 
     def set_step(self, number: int, batch: int, batch_rows: int, epoch_rows: int, *, run: int = 0) -> None:
         """Name the step that launches from here on belong to; it is the step number ``run`` of its run."""
         # The copy of an earlier step may not have begun yet, so each step of a run has a row of its own on the host.
-        self._steps[run] = (number, run, batch, batch_rows, epoch_rows)
-        self._stream.upload(self._arrays.addresses["step"], self._steps[run : run + 1])
+        steps = self._steps[self._turn]
+        steps[run] = (number, run, batch, batch_rows, epoch_rows)
+        self._stream.upload(self._arrays.addresses["step"], steps[run : run + 1])
 
     def staged_rates(self, table: np.ndarray) -> np.ndarray:
         """Rows of an optimizer's table, (steps, up to 3), as the card takes them, (steps, 3)."""
-        self._table[: len(table), : table.shape[1]] = table
-        return self._table[: len(table)]
+        staged = self._table[self._turn]
+        staged[: len(table), : table.shape[1]] = table
+        return staged[: len(table)]
 
-    def download_losses(self, count: int) -> np.ndarray:
-        """Begin to copy the loss and weight sums of the run's first steps: (count, 2), there when the stream is."""
-        self._stream.download(self._losses[:count], self._arrays.addresses["losses"])
-        return self._losses[:count]
+    def download_losses(self, count: int) -> tuple[np.ndarray, Event]:
+        """Begin to copy the loss and weight sums of the run's first steps: (count, 2), there once the event is."""
+        losses, downloaded = self._losses[self._turn, :count], self._downloaded[self._turn]
+        self._stream.download(losses, self._arrays.addresses["losses"])
+        self._stream.record(downloaded)
+        return losses, downloaded

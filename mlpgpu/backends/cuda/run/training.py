@@ -13,11 +13,13 @@ from ...base import Sampling, StepLog
 from ...constants import hyper_parameters
 from ..exchange import Exchange
 from ..kernels.launches import MOST_RUN_STEPS, Launch
+from ..runtime import Event
 from .binding import Binder, Put
 from .data.orders import Orders
 from .graphs import ShardStreams, StepGraphs
-from .persistent import PersistentSteps
+from .persistent import BoundPersistentSteps, PersistentSteps
 from .state import DeviceState
+from .steps import TURNS
 from .workspace import Workspace
 
 
@@ -46,7 +48,7 @@ class Training:
         exchange: Exchange | None = None,
     ) -> None:
         assert workspace.plan.optimizer is not None
-        self._workspace, self._state, self._persistent, self.sampling = workspace, state, persistent, sampling
+        self._workspace, self._state, self.sampling = workspace, state, sampling
         self._stream, self._optimizer = workspace.stream, workspace.plan.optimizer
         of_shards = exchange if workspace.plan.tensor is None else None  # parts of a network all compute all rows
         self.data = workspace.feed(dataset, sampling.batch_size, of_shards)
@@ -54,6 +56,7 @@ class Training:
         self._exchange, addresses = exchange, workspace.arrays.addresses
         bound = exchange.bind(binder.lowered.collectives(), addresses) if exchange is not None else None
         self.graphs = StepGraphs(binder, streams, addresses, bound)
+        self._persistent = BoundPersistentSteps(persistent, binder) if persistent is not None else None
         self._run_begin: list[Put] = []
         self._prologue: list[Put] = []
         if persistent is None:
@@ -81,35 +84,41 @@ class Training:
                 for put in self._run_begin:
                     put(self._stream)
                 self._state.were_set = False
-            while (done := log.finished) < len(rates):
-                epoch, batch = sampling.locate(first_step + done)
+            given, ahead = 0, TURNS if self._exchange is None else 1
+            while given < len(rates):
+                epoch, batch = sampling.locate(first_step + given)
                 self._orders.begin(epoch)
                 end = self.data.reach(batch * sampling.batch_size)
                 of_piece = min(sampling.steps_per_epoch, -(-end // sampling.batch_size)) - batch
-                count = min(len(rates) - done, of_piece, MOST_RUN_STEPS)
-                self.begin_at(first_step + done, batch)
-                self.binder.set_constant("schedule", numbers.staged_rates(table[done : done + count]))
-                before_last = self.data.reads_to_finish() if done + count == len(rates) else None
+                count = min(len(rates) - given, of_piece, MOST_RUN_STEPS)
+                numbers.take_turn()
+                self.begin_at(first_step + given, batch)
+                self.binder.set_constant("schedule", numbers.staged_rates(table[given : given + count]))
+                before_last = self.data.reads_to_finish() if given + count == len(rates) else None
                 log.begin()
                 with self._together():
                     self.put(count, before_last)
-                    losses = numbers.download_losses(count)
-                log.put(functools.partial(self._wait, losses))
+                    losses, downloaded = numbers.download_losses(count)
+                log.put(functools.partial(self._wait, losses, downloaded))
                 self.data.prepare()
                 if batch + count == sampling.steps_per_epoch:
                     self._orders.prepare(epoch + 1)
-                log.finish()
+                given += count
+                # The card goes on with these steps while the host puts those of the next epoch behind them.
+                while log.under_way >= ahead:
+                    log.finish_first()
+            log.finish()
         return log.sums
 
-    def _wait(self, losses: np.ndarray) -> np.ndarray:
-        """Wait for the steps that were put on the streams, after which their sums are in ``losses``.
+    def _wait(self, losses: np.ndarray, downloaded: Event) -> np.ndarray:
+        """Wait for steps that were put on the streams, after which their sums are in ``losses``.
 
         Raises:
             RankError: another rank has failed, or has not come within the time limit.
         """
         with self._workspace.device:
             if self._exchange is None:
-                self._stream.synchronize()
+                downloaded.synchronize()
             else:
                 with self._together():
                     self._exchange.wait(self._stream)
@@ -143,7 +152,7 @@ class Training:
         """
         if self._persistent is not None:
             assert before_last is None  # one rank alone reads no other card
-            self._persistent.put(self.binder, count)
+            self._persistent.put(count)
             return
         for put in self._prologue:  # the step before has done it, but without the rows that have come since
             put(self._stream)
