@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias, overload
@@ -52,6 +52,12 @@ class History:
     def extend_last(self, columns: Mapping[str, float]) -> None:
         """Add columns to the last epoch's record."""
         self._records[-1].update(columns)
+
+    def retime(self, epochs: int, of_seconds: Callable[[list[float]], Sequence[float]]) -> None:
+        """Have the records of the last epochs say how long each took, given what they say."""
+        records = self._records[-epochs:]
+        for record, seconds in zip(records, of_seconds([record["seconds"] for record in records]), strict=True):
+            record["seconds"] = seconds
 
     @property
     def records(self) -> list[Record]:

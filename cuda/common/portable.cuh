@@ -100,6 +100,17 @@ __device__ __forceinline__ void store_for_host(unsigned* address, unsigned word)
     asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(address), "r"(word) : "memory");
 }
 
+// Words by which cards tell each other: whoever loads the word stored sees all that the thread saw written before.
+__device__ __forceinline__ void store_for_card(unsigned* address, unsigned word) {
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(address), "r"(word) : "memory");
+}
+
+__device__ __forceinline__ unsigned load_from_card(const unsigned* address) {
+    unsigned word;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(word) : "l"(address) : "memory");
+    return word;
+}
+
 // Adds 1 to a word that blocks count by, and returns the count before. The block that finds the last count sees all that
 // the others wrote before they counted, if it reads past the first-level cache.
 __device__ __forceinline__ unsigned count_up(unsigned* word) {

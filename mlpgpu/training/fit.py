@@ -134,6 +134,7 @@ class FitLoop:
             ends = range(steps - done, count, steps)
             engine.take_steps(clock, self.listeners.due_after_step, ends, self._closed)
             elapsed = time.perf_counter() - started
+            self._agree_on_seconds(len(ends))
             interrupts.check()
             self._tell_pending(interrupts)
             fitting = count * RUN_SECONDS / max(elapsed, 1e-9)
@@ -150,10 +151,8 @@ class FitLoop:
     @property
     def _is_unbroken(self) -> bool:
         """Whether nobody looks at the network, or is told anything, between two epochs."""
-        if self.team.ranks > 1 or self.validation is not None:
-            return False
         is_told = isinstance(self.engine.schedule, ReduceOnPlateau) or self.listeners.due_after_epoch() != (SCHEDULE,)
-        return not is_told
+        return self.validation is None and not is_told
 
     def _agree_on_steps(self, count: int, interrupts: Interrupts) -> int:
         """Rank 0's number of steps; notes whether a rank was interrupted."""
@@ -176,13 +175,19 @@ class FitLoop:
                     columns |= {VALIDATION + column: number for column, number in pairs}
         closed = self._closed(self.engine.progress, time.perf_counter(), **columns)
         self.engine.progress = closed.changed(pending=Pending("epoch_end", self.listeners.due_after_epoch()))
+        self._agree_on_seconds(1)
+
+    def _agree_on_seconds(self, epochs: int) -> None:
+        """Have the last epochs' records say how long they took rank 0."""
+        if epochs and self.team.ranks > 1:
+            self.engine.progress.history.retime(epochs, self.team.agreed)
 
     def _closed(self, progress: Progress, ended: float, **columns: float) -> Progress:
         """The progress after an epoch that ended at this time, whose record, with ``columns``, joins the history."""
         assert progress.fit is not None
-        loss, weight, seconds = progress.fit.loss, progress.fit.weight, self.team.agreed(ended - self._epoch_started)
+        loss, weight = progress.fit.loss, progress.fit.weight
         record: Record = {"epoch": progress.epochs + 1, "loss": loss / weight if weight else 0.0, **columns}
-        progress.history.append(record | {"rate": progress.fit.rate, "seconds": seconds})
+        progress.history.append(record | {"rate": progress.fit.rate, "seconds": ended - self._epoch_started})
         self._epoch_started = ended
         return progress.changed(epochs=progress.epochs + 1, fit=progress.fit.changed(loss=0.0, weight=0.0))
 

@@ -83,7 +83,7 @@ class Team(MappedThreads):
                 raise threading.BrokenBarrierError
         raise queue.Empty
 
-    def wait(self, stream: Stream) -> None: ...
+    def wait(self, stream: Stream, reached: object = None) -> None: ...
 
     def abort(self, stream: Stream) -> bool:
         return True

@@ -12,6 +12,7 @@ import itertools
 import mmap
 import queue
 import random
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +28,8 @@ from launched import run_ranks
 
 from mlpgpu.backends.cuda import exchange
 from mlpgpu.backends.cuda.exchange import Card
-from mlpgpu.backends.cuda.runtime import LinkedCards, Message, Words, links, messages
+from mlpgpu.backends.cuda.kernels import MESSAGE_BLOCKS, send_messages
+from mlpgpu.backends.cuda.runtime import LinkedCards, Message, Words, links, message_kernel, messages
 from mlpgpu.errors import BackendError, RankError
 
 SECONDS = 60.0
@@ -168,6 +170,8 @@ class Card0:
 
     is_abandoned = False
 
+    def synchronize(self) -> None: ...
+
     def abandon(self) -> None:
         self.is_abandoned = True
 
@@ -224,12 +228,19 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     for name, stand_in in {"cu": made, "Arena": Arena, "Stream": ThreadStream, "Event": ThreadEvent}.items():
         monkeypatch.setattr(links, name, stand_in)
     monkeypatch.setattr(links, "drv", SimpleNamespace(Error=ZeroDivisionError))
+    monkeypatch.setattr(message_kernel, "Arena", Arena)
+    copies = {"memset_d8": lambda *of: ctypes.memset(*of), "memcpy_htod": copy_to_card}
+    monkeypatch.setattr(message_kernel, "drv", SimpleNamespace(**copies))
     monkeypatch.setattr(links, "call", call)
     monkeypatch.setattr(messages, "Event", ThreadEvent)
     monkeypatch.setattr(links, "GREETING_SECONDS", 20.0)
     monkeypatch.setattr(messages, "ABORT_SECONDS", 5.0)
     yield made
     gc.collect()  # what is left is closed by this driver
+
+
+def copy_to_card(address: int, array: np.ndarray) -> None:
+    ctypes.memmove(address, array.ctypes.data, array.nbytes)
 
 
 def call(function: Callable[..., tuple[Any, ...]], *arguments: object) -> Any:
@@ -247,13 +258,54 @@ def wait_until(is_done: Callable[[], bool], what: str) -> None:
         time.sleep(1e-4)
 
 
+class SendFunction:
+    """The kernel that sends messages, as its source says it does, by one block."""
+
+    entry = send_messages()
+
+    def launch(self, stream: ThreadStream, grid: tuple[int, ...], packed: bytes) -> None:
+        table, aborted, memory = struct.unpack("@PPP", packed)
+        assert grid == (MESSAGE_BLOCKS, 1, 1) and memory == 0
+        stream.do(lambda: self._send(table, words_at(aborted, 1, np.uint32)))
+
+    def _send(self, table: int, aborted: np.ndarray) -> None:
+        receivers, senders, messages = words_at(table, 3, np.int64).tolist()
+        words = words_at(table, 3 + 2 * (receivers + senders) + 3 * messages, np.int64)[3:].tolist()
+        pairs = [words[2 * i : 2 * i + 2] for i in range(receivers + senders)]
+        for _, told in pairs[receivers:]:
+            words_at(told, 1, np.uint32)[0] = 1
+        for awaited, _ in pairs[:receivers]:
+            self._await(words_at(awaited, 1, np.uint32), aborted)
+        for i in range(2 * len(pairs), len(words), 3):
+            ctypes.memmove(words[i + 1], words[i], words[i + 2])
+        for _, told in pairs[:receivers]:
+            words_at(told, 1, np.uint32)[0] = 1
+        for awaited, _ in pairs[receivers:]:
+            self._await(words_at(awaited, 1, np.uint32), aborted)
+
+    def _await(self, word: np.ndarray, aborted: np.ndarray) -> None:
+        while not word[0]:
+            if aborted[0]:
+                return
+            time.sleep(1e-5)
+        word[0] = 0
+
+
+def words_at(address: int, count: int, dtype: type) -> np.ndarray:
+    """Words of memory, wherever they are."""
+    bytes_of = ctypes.cast(address, ctypes.POINTER(ctypes.c_uint8))
+    return np.ctypeslib.as_array(bytes_of, (count * np.dtype(dtype).itemsize,)).view(dtype)
+
+
 def linked(team: Team, rank: int, memory: mmap.mmap) -> LinkedCards:
     device: Any = Card0()
-    return LinkedCards(device, rank, team.size, memory, lambda value: team.gather(rank, value), wait_until)
+    load: Any = SendFunction
+    return LinkedCards(device, rank, team.size, memory, lambda value: team.gather(rank, value), wait_until, load)
 
 
+@pytest.mark.parametrize("by_kernel", [False, True])
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_messages_arrive_step_after_step_in_both_lanes(size: int, driver: Driver) -> None:
+def test_messages_arrive_step_after_step_in_both_lanes(size: int, by_kernel: bool, driver: Driver) -> None:
     """What comes is what was sent for that step, though nothing but the words keeps ranks from running ahead."""
     draw = random.Random(f"linked cards {size}")
     team, memory, steps, numbers = Team(size), mmap.mmap(-1, Words.nbytes(size)), 40, 16
@@ -285,6 +337,7 @@ def test_messages_arrive_step_after_step_in_both_lanes(size: int, driver: Driver
         sent = iter(cards.reach([*own[0][0], *own[1][0]], [*own[0][1], *own[1][1]]))
         for lane in range(2):
             own[lane][0] = [next(sent) for _ in own[lane][0]]
+        kernels = [cards.bind(*own[lane]) for lane in range(2)] if by_kernel else []
         wrong: list[str] = []
         streams: list[Any] = [ThreadStream(None) for _ in range(2)]  # stand-ins for Stream
 
@@ -303,7 +356,10 @@ def test_messages_arrive_step_after_step_in_both_lanes(size: int, driver: Driver
         for step in range(1, steps):
             for lane, stream in enumerate(streams):
                 stream.do(partial(fill, lane, step))
-                cards.put(*own[lane], stream, lane)
+                if by_kernel:
+                    kernels[lane](stream, lane)
+                else:
+                    cards.put(*own[lane], stream, lane)
                 stream.do(partial(check, lane, step))
         for stream in streams:
             cards.wait(stream)

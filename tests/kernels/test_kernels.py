@@ -287,6 +287,36 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "static_cast<int64_t>(row / of_batch) * (batch_rows - 1) + row % of_batch",
         kernels.take_partition(1),
     ),
+    "last words of a message left out": (
+        "primitives/send_messages.cuh",
+        "if (i + j * stride < count) target",
+        "if (i + j * stride < count - 1) target",
+        kernels.send_messages(),
+    ),
+    "first message alone sent": (
+        "primitives/send_messages.cuh",
+        "for (int i = 0; i < of.messages(); ++i) {",
+        "for (int i = 0; i < 1; ++i) {",
+        kernels.send_messages(),
+    ),
+    "bytes sent as words": (
+        "primitives/send_messages.cuh",
+        "else if (ends % sizeof(unsigned) == 0)",
+        "else if (bytes % sizeof(unsigned) == 0)",
+        kernels.send_messages(),
+    ),
+    "word that a card has waited for left there": (
+        "primitives/send_messages.cuh",
+        "    *word = 0;",
+        "",
+        kernels.send_messages(),
+    ),
+    "receiver not told that a message is there": (
+        "primitives/send_messages.cuh",
+        "__syncthreads();\n    if (is_receiver) store_for_card(of.told(peer), 1);",
+        "__syncthreads();",
+        kernels.send_messages(),
+    ),
     "barrier removed between two sums of a block": (
         "common/batch_total.cuh",
         "    value = block_sum(value, scratch);\n    __syncthreads();\n",

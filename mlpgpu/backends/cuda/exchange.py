@@ -8,12 +8,27 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeVar, runtime_checkable
 
 from ...errors import BackendError, MissingPackageError, RankError
 from ...ranks import Communicator, communicator, share_memory
+from .kernels import send_messages
 from .kernels.launches import Collective, Transfer
-from .runtime import Device, JoinedCards, LinkedCards, Message, Place, Stream, Words, check_nccl, new_identity
+from .runtime import (
+    Device,
+    Event,
+    Function,
+    JoinedCards,
+    LinkedCards,
+    LoadedKernels,
+    Message,
+    Place,
+    Stream,
+    Words,
+    check_nccl,
+    new_identity,
+)
 
 CARDS_MAY_BE_LINKED = True  # benchmarks compare both ways
 
@@ -30,7 +45,7 @@ class Joined(Protocol):
 
     def put(self, sent: Sequence[Message], received: Sequence[Message], stream: Stream, lane: int = 0) -> None: ...
 
-    def wait(self, stream: Stream) -> None: ...
+    def wait(self, stream: Stream, reached: Event | None = None) -> None: ...
 
     def abort(self, stream: Stream) -> bool: ...
 
@@ -42,12 +57,24 @@ class MapsMemory(Protocol):
     def map(self, addresses: Sequence[int]) -> dict[int, list[Place]]: ...
 
 
+@runtime_checkable
+class SendsByKernel(Protocol):
+    """What is asked of cards whose kernels can write each other's memory, as well."""
+
+    def bind(self, sent: Sequence[Message], received: Sequence[Message]) -> Callable[[Stream, int], None]: ...
+
+
 @dataclass(frozen=True)
 class BoundExchange:
-    """Collectives of a program, each with the messages that it sends and receives."""
+    """Collectives of a program, each with the messages that it sends and receives.
+
+    Attributes:
+        by_kernel: what puts those on a stream and lane that a kernel sends.
+    """
 
     cards: Joined
     messages: Mapping[Collective, tuple[Sequence[Message], Sequence[Message]]]
+    by_kernel: Mapping[Collective, Callable[[Stream, int], None]]
 
     @property
     def lanes(self) -> int:
@@ -56,6 +83,9 @@ class BoundExchange:
 
     def bind(self, collective: Collective, lane: int = 0) -> Callable[[Stream], None]:
         """What puts a collective on a stream, the one of this lane."""
+        if collective in self.by_kernel:
+            put = self.by_kernel[collective]
+            return lambda stream: put(stream, lane)
         sent, received = self.messages[collective]
         return lambda stream: self.cards.put(sent, received, stream, lane)
 
@@ -128,15 +158,19 @@ class Exchange:
             )
             for collective in collectives
         }
-        return BoundExchange(self._cards, bound)
+        cards = self._cards
+        by_kernel = {}
+        if isinstance(cards, SendsByKernel):
+            by_kernel = {each: cards.bind(*bound[each]) for each in collectives if each.by_kernel}
+        return BoundExchange(cards, bound, by_kernel)
 
-    def wait(self, stream: Stream) -> None:
-        """Wait for what the stream was given.
+    def wait(self, stream: Stream, reached: Event | None = None) -> None:
+        """Wait for what the stream was given; with ``reached``, for what is before that event.
 
         Raises:
             RankError: another rank has failed or come to its end, or does not come within the time limit.
         """
-        self._cards.wait(stream)
+        self._cards.wait(stream, reached)
 
     def limited(self) -> AbstractContextManager[None]:
         """End the process some seconds after the time limit if the block, which calls the driver, has not ended."""
@@ -237,11 +271,17 @@ def _linked(device: Device, ranks: Communicator, cards: Sequence[Card]) -> Linke
         return None
     linked = None
     with contextlib.suppress(BackendError):
-        linked = LinkedCards(device, ranks.rank, ranks.size, memory, ranks.gather, ranks.wait_until)
+        load = partial(_message_function, device)
+        linked = LinkedCards(device, ranks.rank, ranks.size, memory, ranks.gather, ranks.wait_until, load)
     if not all(ranks.gather(linked is not None)):
         return None
     assert linked is not None
     return linked if all(ranks.gather(linked.greet())) else None
+
+
+def _message_function(device: Device) -> Function:
+    entry = send_messages()
+    return LoadedKernels(device, [entry])[entry]
 
 
 def _by_nccl(device: Device, ranks: Communicator, cards: Sequence[Card]) -> JoinedCards:

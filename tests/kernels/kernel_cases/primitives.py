@@ -175,6 +175,36 @@ def take_partition(row_bytes: int, *, batches: int = 3, of_batch: int = 5, begin
     return Case(name, kernels.take_partition(row_bytes), (2,), args, {"rows": expect(value, 0.0)})
 
 
+def send_messages(sizes: Sequence[int], *, apart: int = 16, to_itself: bool = False) -> Case:
+    """To one peer, which has said that it is ready and will have said that it is done; or from a card to itself.
+
+    Memory is words, then what is sent, then where it goes.
+    """
+    words = kernels.MESSAGE_BLOCKS * kernels.MESSAGE_WORD_BYTES
+    ready, done, told_ready, told_done = (place * words for place in range(4))
+    if to_itself:
+        told_ready, told_done = ready, done
+    places = [4 * words + sum(sizes[:i]) + apart * i for i in range(len(sizes) + 1)]
+    whole = places[-1] - places[0]
+    memory = generator().integers(0, 256, places[0] + 2 * whole).astype(np.uint8)
+    memory[: 4 * words] = 0
+    of_words = memory[: 4 * words].view(np.uint32).reshape(4, kernels.MESSAGE_BLOCKS, -1)[..., 0]
+    of_words[:2] = not to_itself
+    table = [1, 1, len(sizes), ready, told_done, done, told_ready]
+    for place, size in zip(places, sizes, strict=False):
+        table += [place, place + whole, size]
+    value = memory.copy()
+    value[: 4 * words] = 0
+    if not to_itself:
+        value[2 * words : 4 * words].view(np.uint32).reshape(2, kernels.MESSAGE_BLOCKS, -1)[..., 0] = 1
+    for place, size in zip(places, sizes, strict=False):
+        value[place + whole : place + whole + size] = memory[place : place + size]
+    args = {"table": np.array(table, np.int64), "aborted": np.zeros(1, np.uint32), "memory": memory}
+    name = f"{'-'.join(map(str, sizes))}-apart{apart}{'-to-itself' if to_itself else ''}"
+    expected = {"memory": expect(value.astype(np.float64), 0.0)}
+    return Case(name, kernels.send_messages(), (kernels.MESSAGE_BLOCKS,), args, expected)
+
+
 def put_column(source: str, count: int, width: int, column: int) -> Case:
     x, y = generator().integers(0, 256, count).astype(source), np.full((count, width), 7, source)
     value = y.astype(np.float64)
@@ -198,6 +228,9 @@ def primitive_cases() -> Iterator[Case]:
     yield take_partition(28, batches=200)
     yield take_partition(8, of_batch=1, batches=2, begin=2)
     yield take_partition(48, of_batch=64)
+    for sizes, apart in (((46080,), 0), ((16, 4, 1, 300000), 16), ((64, 32), 4), ((7, 100, 16), 1)):
+        yield send_messages(sizes, apart=apart)
+    yield send_messages((4096, 20), to_itself=True)
     for count, row_bytes in ((1, 1), (3, 33), (700, 4)):
         yield row_checksums(count, row_bytes)
         yield row_checksums(count, row_bytes, listed=True)

@@ -102,12 +102,14 @@ class Collective:
         kind: what is exchanged: partial gradients, with the sums of the loss; squares of a norm; parameters; operands
             that tensor cores read in the place of weights; of parts of a network what is added up, and columns.
         operation: the plan's, as of a :class:`Launch`.
+        by_kernel: whether a kernel sends, where cards reach each other's memory; the same on all ranks.
     """
 
     kind: str
     sent: tuple[Transfer, ...]
     received: tuple[Transfer, ...]
     operation: str = ""
+    by_kernel: bool = False
 
     @property
     def gathers(self) -> bool:

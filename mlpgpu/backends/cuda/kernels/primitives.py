@@ -16,6 +16,7 @@ WORD_BYTES = (16, 4, 1)  # of what rows are taken by
 # Blocks that take rows.  A resident one delays the next product, whose blocks have a multiprocessor each, until it
 # ends: so all multiprocessors ask for rows, and have them as soon as the link allows.
 PARTITION_BLOCKS = 264
+MESSAGE_BLOCKS, MESSAGE_WORD_BYTES = 32, 32  # of primitives/send_messages.cuh: blocks, and from one's word to another's
 CHAINS = 8  # of bench/peak_rates.cuh
 
 
@@ -160,6 +161,14 @@ def partition_grid(count: int, row_bytes: int) -> tuple[int, int, int]:
     return strided_grid(count * row_bytes, PARTITION_BLOCKS, min(row_bytes, max(WORD_BYTES)))
 
 
+def send_messages() -> Entry:
+    """Messages of one card to others, and the wait for theirs, by ``MESSAGE_BLOCKS`` blocks of each."""
+    signature = "const int64_t* table[words], const uint32_t* aborted[1], inout unsigned char* memory[bytes]"
+    return Entry(
+        "send_messages", "primitives/send_messages.cuh", "send_messages", arguments(signature), ROW_THREADS
+    )  # fmt: skip
+
+
 def put_column(source: str) -> Entry:
     """A column of an array, whose elements are of one of :data:`SOURCES`."""
     ctype = SOURCES[source]
@@ -184,7 +193,8 @@ def primitive_entries() -> list[Entry]:
     counts = [extremes(), find_nonfinite(), histogram(), row_checksums()]
     rows = [entry(source) for source in SOURCES for entry in (take_rows, put_column)]
     rows += [take_partition(size) for size in WORD_BYTES]
-    return [*(prefix_sum(dtype) for dtype in SCANNED), *sorts, *counts, *rows, random_words(), initial_uniform()]
+    others = [send_messages(), random_words(), initial_uniform()]
+    return [*(prefix_sum(dtype) for dtype in SCANNED), *sorts, *counts, *rows, *others]
 
 
 def multiply_add() -> Entry:

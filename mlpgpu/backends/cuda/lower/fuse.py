@@ -754,7 +754,8 @@ def _between_parts(facts: _Facts, op: ops.Operation, why: str, title: str) -> li
         return [groups.TakenColumns(title, why, op)]
     assert isinstance(op, ops.BiasBackward)
     why = "products of a weight's parts have tiles of their own, and every rank must come to the same sum"
-    return [groups.BiasGradient(title, why, op, facts.selection.work.in_place)]
+    is_update = facts.selection.work.in_place
+    return [groups.BiasGradient(title, why, op, is_update, is_update and facts.has_tail)]
 
 
 # --- locally connected layers ---

@@ -380,10 +380,15 @@ class TakenColumns(Group):
 
 @dataclass(frozen=True)
 class BiasGradient(Group):
-    """The gradient of a bias that every rank has, with the optimizer's step where ``is_update``."""
+    """The gradient of a bias that every rank has, with the optimizer's step where ``is_update``.
+
+    Attributes:
+        on_side_stream: whether it runs there, after what needs the room.
+    """
 
     op: ops.BiasBackward
     is_update: bool
+    on_side_stream: bool
 
 
 # --- several layers ---

@@ -84,7 +84,7 @@ class Training:
                 for put in self._run_begin:
                     put(self._stream)
                 self._state.were_set = False
-            given, ahead = 0, TURNS if self._exchange is None else 1
+            given = 0
             while given < len(rates):
                 epoch, batch = sampling.locate(first_step + given)
                 self._orders.begin(epoch)
@@ -105,7 +105,7 @@ class Training:
                     self._orders.prepare(epoch + 1)
                 given += count
                 # The card goes on with these steps while the host puts those of the next epoch behind them.
-                while log.under_way >= ahead:
+                while log.under_way >= TURNS:
                     log.finish_first()
             log.finish()
         return log.sums
@@ -121,7 +121,7 @@ class Training:
                 downloaded.synchronize()
             else:
                 with self._together():
-                    self._exchange.wait(self._stream)
+                    self._exchange.wait(self._stream, downloaded)
         return losses
 
     @contextlib.contextmanager

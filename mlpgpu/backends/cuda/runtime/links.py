@@ -4,6 +4,9 @@ No kernel takes part, so that products keep all multiprocessors.  A process maps
 to, and that its kernels are to read.  Before a copy the receiver says that its memory is ready, behind it the sender
 that it is there: words of host memory that all processes have mapped, which streams write and wait for.  The host can
 write them too, and so end what waits for a rank that does not come.
+
+Short messages that products wait for anyway come by a kernel (:mod:`.message_kernel`), which tells the other cards and
+copies in the time that a copy engine takes to begin.
 """
 
 from __future__ import annotations
@@ -20,10 +23,11 @@ from ....errors import BackendError
 from .bindings import CallError, call, cu, drv
 from .device import Device, Resource
 from .memory import Arena
-from .messages import NAP_SECONDS, Message, Place, Wait, broken_off, comes_to_rest
+from .message_kernel import MessageKernel
+from .messages import LANES, NAP_SECONDS, Message, Place, Wait, broken_off, comes_to_rest
+from .modules import Function
 from .streams import Event, Stream
 
-LANES = 2  # streams that may have messages at once
 READY, DONE = 0, 1
 WORD_BYTES = 64  # so that no two cards write to one cache line of the host
 GREETING_SECONDS = 10.0
@@ -33,6 +37,8 @@ Gather = Callable[[Any], list[Any]]  # all ranks' values, on each of them
 
 class Words(Resource):
     """Words that ranks of one host share: for each two ranks, lane, and READY or DONE one that the first waits for.
+
+    And for each rank one that tells its kernels that no more messages come.
 
     Raises:
         BackendError: the driver does not take the memory.
@@ -54,16 +60,21 @@ class Words(Resource):
     @staticmethod
     def nbytes(ranks: int) -> int:
         """How much memory they take."""
-        return ranks * ranks * LANES * 2 * WORD_BYTES
+        return ranks * (ranks * LANES * 2 + 1) * WORD_BYTES
 
     def address(self, waiting: int, other: int, lane: int, kind: int) -> int:
         """Where a card finds a word."""
         return self._address + WORD_BYTES * (((waiting * self._ranks + other) * LANES + lane) * 2 + kind)
 
+    def aborted(self, rank: int) -> int:
+        """Where a rank's kernels find whether they are to wait no longer."""
+        return self._address + WORD_BYTES * (self._ranks * self._ranks * LANES * 2 + rank)
+
     def release(self, waiting: int) -> None:
         """Set all words that a rank may wait for."""
         of_rank = self._ranks * LANES * 2 * WORD_BYTES // self._words.itemsize
         self._words[waiting * of_rank : (waiting + 1) * of_rank] = 1
+        self._words[(self.aborted(waiting) - self._address) // self._words.itemsize] = 1
 
 
 class PeerMemory(Resource):
@@ -93,6 +104,7 @@ class LinkedCards:
     Arguments:
         memory: which all ranks share, of zeros, of ``Words.nbytes(size)``.
         gather: by which ranks tell each other where their memory is.
+        load: loads the kernel of :mod:`.message_kernel`, when it is first needed.
 
     Raises:
         BackendError: the driver does not take the memory.
@@ -100,9 +112,13 @@ class LinkedCards:
 
     lanes = LANES
 
-    def __init__(self, device: Device, rank: int, size: int, memory: mmap.mmap, gather: Gather, wait: Wait) -> None:
+    def __init__(
+        self, device: Device, rank: int, size: int, memory: mmap.mmap, gather: Gather, wait: Wait,
+        load: Callable[[], Function],
+    ) -> None:  # fmt: skip
         self.device, self.rank, self.size = device, rank, size
-        self._gather, self._wait = gather, wait
+        self._gather, self._wait, self._load = gather, wait, load
+        self._kernel: MessageKernel | None = None
         self._words = Words(device, memory, size)
         self._mapped = weakref.WeakValueDictionary[tuple[int, bytes], PeerMemory]()
         self.is_aborted = False
@@ -139,17 +155,37 @@ class LinkedCards:
             stream.copy(each.to.address, each.address, each.nbytes)
         self._signal(stream, lane, DONE, receivers, senders)
 
-    def wait(self, stream: Stream) -> None:
-        """Wait for the work that the stream was given.
+    def bind(self, sent: Sequence[Message], received: Sequence[Message]) -> Callable[[Stream, int], None]:
+        """What puts short messages, again and again, on a stream and lane by a kernel; all ranks call this together.
+
+        Raises:
+            BackendError: memory of another rank cannot be mapped, or the kernel not loaded.
+        """
+        if self._kernel is None:
+            aborted = self._words.aborted(self.rank)
+            self._kernel = MessageKernel(self.device, self._load(), self.rank, self.size, self.map, aborted)
+        puts = [self._kernel.bind(sent, received, lane) for lane in range(LANES)]
+
+        def put(stream: Stream, lane: int) -> None:
+            if self.is_aborted:
+                raise broken_off()
+            puts[lane](stream)
+
+        return put
+
+    def wait(self, stream: Stream, reached: Event | None = None) -> None:
+        """Wait for the work that the stream was given; with ``reached``, for what is before that event.
 
         Raises:
             what ``wait`` raises where another rank has failed, or does not come.
         """
         if self.is_aborted:
             raise broken_off()
-        reached = Event(self.device)
-        stream.record(reached)
-        self._wait(lambda: reached.is_reached, "steps of several cards")
+        if reached is None:
+            reached = Event(self.device)
+            stream.record(reached)
+        end = reached
+        self._wait(lambda: end.is_reached, "steps of several cards")
 
     def abort(self, stream: Stream) -> bool:
         """End what a stream of this card was given, whatever becomes of other ranks; nothing can be sent afterwards.

@@ -13,6 +13,7 @@ from .streams import Event, Stream
 # Waits until a function says that all ranks have come: raises where one has failed, or the time limit is over.
 Wait = Callable[[Callable[[], bool], str], None]
 
+LANES = 2  # streams of linked cards that may have messages at once
 ABORT_SECONDS = 2.0  # that steps under way are given to end without messages
 NAP_SECONDS = 1e-3
 

@@ -91,19 +91,21 @@ class JoinedCards:
             nccl.group_end()
         self._settle("messages between cards")  # until then nothing else may go on the stream
 
-    def wait(self, stream: Stream) -> None:
-        """Wait for the work that the stream was given.
+    def wait(self, stream: Stream, reached: Event | None = None) -> None:
+        """Wait for the work that the stream was given; with ``reached``, for what is before that event.
 
         Raises:
             BackendError: NCCL has failed.
             and what ``wait`` raises where another rank has failed, or does not come.
         """
-        reached = Event(self.device)
-        stream.record(reached)
+        if reached is None:
+            reached = Event(self.device)
+            stream.record(reached)
+        end = reached
 
         def is_done() -> bool:
             self._check()
-            return reached.is_reached
+            return end.is_reached
 
         self._wait(is_done, "steps of several cards")
 

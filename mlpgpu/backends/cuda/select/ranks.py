@@ -40,3 +40,19 @@ def moved_where_made(plan: Plan, weight: Segment) -> tuple[int | None, str]:
                 f"{weight.size:,} elements ≥ {least:,}, whose slots rank {rank} has: it makes the gradient last",
             )
     return None, "each rank has some of its slots"
+
+
+def sent_by_kernel(nbytes: int) -> Verdict:
+    """Whether a kernel sends what the next launch waits for, if the rank that sends the most sends so many bytes."""
+    return _by_kernel(nbytes, thresholds.MESSAGE_KERNEL_MOST_BYTES)
+
+
+def shards_sent_by_kernel(plan: Plan) -> Verdict:
+    """Whether kernels send what ranks exchange of their shards: it comes beside products, which wait for its blocks."""
+    return _by_kernel(4 * plan.gradient_count, thresholds.SHARDS_KERNEL_MOST_BYTES)
+
+
+def _by_kernel(nbytes: int, most: int) -> Verdict:
+    if nbytes > most:
+        return Verdict(False, f"{nbytes:,} bytes > {most:,}: copy engines move more in the time")
+    return Verdict(True, f"{nbytes:,} bytes ≤ {most:,}: a copy engine would take longer to begin")

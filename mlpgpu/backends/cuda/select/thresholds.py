@@ -546,6 +546,11 @@ EXCHANGE_LEAST_ELEMENTS = 1 << 20
 # 1,024 is; a copy of that takes 10 µs of two H100s, and the passes that it spares as much.
 MOVED_LEAST_ELEMENTS = 1 << 18
 
+# Messages of so many bytes, at most, are sent by a kernel, which copies less in the time than a copy engine but begins
+# sooner: those between parts of a network, and those of a gradient of so many bytes.
+MESSAGE_KERNEL_MOST_BYTES = 8 << 20
+SHARDS_KERNEL_MOST_BYTES = 1 << 20
+
 # --- predictions ---
 
 # Rows that launches of an inference are made for, beside the most of a piece: blocks beyond the rows of a call end at

@@ -33,6 +33,7 @@ from .....plan import (
 from ... import kernels
 from ...kernels import ceil_div
 from ...kernels.launches import OPERANDS, PARAMETERS, PARTIALS, SQUARES, At, Collective, Launch, Transfer, Value
+from ...select.ranks import shards_sent_by_kernel
 from ..groups import GemmGradient
 from .finish import factor, loss_and_weight, over, squares
 from .gemm import received_update
@@ -123,6 +124,11 @@ class Exchange:
         """Whether the stream of the rank's one shard has all launches; not where a norm comes between exchanges."""
         return self.plan.shards == self.plan.ranks and not self._is_clipped
 
+    @cached_property
+    def _by_kernel(self) -> bool:
+        """Whether kernels send."""
+        return shards_sent_by_kernel(self.plan).holds
+
     @property
     def _is_clipped(self) -> bool:
         return any(isinstance(each.operation, Norm) for each in self.shard.selection.operations)
@@ -166,7 +172,7 @@ class Exchange:
             received += self._received_sums(part)
         if not (sent or received):
             return []
-        return [Collective(PARTIALS, tuple(sent), tuple(received), self._title(ExchangePartials))]
+        return [Collective(PARTIALS, tuple(sent), tuple(received), self._title(ExchangePartials), self._by_kernel)]
 
     def _received_sums(self, elements: slice) -> list[Transfer]:
         here = _common(elements, self.moved.gradient)
@@ -356,7 +362,7 @@ class Exchange:
         """All ranks get each rank's parts of arrays."""
         sent, received = self._to_all(parts, item_bytes)
         if sent or received:
-            yield Collective(kind, tuple(sent), tuple(received), title)
+            yield Collective(kind, tuple(sent), tuple(received), title, self._by_kernel)
 
     def _to_all(
         self, parts: Sequence[Sequence[tuple[str, slice]]], item_bytes: int

@@ -13,6 +13,7 @@ from .....plan import Parts, SumParts, bounds
 from .....plan.tensor_split import ALIGNMENT
 from ... import kernels
 from ...kernels.launches import COLUMNS, SUMS, At, Collective, Transfer, Value
+from ...select.ranks import sent_by_kernel
 from ..groups import BiasGradient, JoinedParts, SumOfParts, TakenColumns
 from .shard import PARTS_OF, Shard, rows_of_parts
 
@@ -32,7 +33,8 @@ def exchange_all(
         for peer in others
     ]
     sent, received = ([each for each in transfers if each.count] for transfers in (sent, received))
-    return Collective(kind, tuple(sent), tuple(received), title) if sent or received else None
+    by_kernel = sent_by_kernel(len(others) * max(part.stop - part.start for part in of_ranks) * item_bytes)
+    return Collective(kind, tuple(sent), tuple(received), title, by_kernel.holds) if sent or received else None
 
 
 def _exchange(shard: Shard, kind: str, y: str, ends: Sequence[int], title: str) -> tuple[At, Collective | None]:
@@ -94,7 +96,9 @@ def bias_gradient(shard: Shard, group: BiasGradient) -> None:
         shard.add(group, kernels.column_sums(), grid, dz=shard.ref(op.dz), db=shard.ref(op.dbias), n=n)
         return
     bias = next(partial.parameter for partial in shard.plan.partials if partial.name == op.dbias)
-    shard.add(
+    launch = shard.launch(
         group, kernels.bias_backward_update(shard.optimizer), grid, dz=shard.ref(op.dz), totals=At("totals"),
         bias=shard.ref(bias), bias_slots=shard.slots_of(bias), size=shard.slot_pitch, n=n,
     )  # fmt: skip
+    beside = group.on_side_stream
+    shard.launches.append(replace(launch, on_side_stream=beside, after_others=beside))
