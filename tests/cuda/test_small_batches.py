@@ -371,6 +371,19 @@ def test_steps_in_float32_have_operands_without_scales_where_that_is_counted_les
     assert select(plan, before, is_training=True).work.operand_format == HALF_PAIR
 
 
+def test_steps_in_tf32_have_operands_without_scales_where_rows_of_weights_are_not_aligned() -> None:
+    """Passes of scales are slow there; elsewhere components of weights take as much of the memory's time."""
+    for widths, rows, expected in (
+        ((121, 5895, 979, 87), 128, BFLOAT16_PAIR),
+        ((120, 5896, 980, 88), 128, HALF),
+        ((13, 2922, 2335, 2), 6921, HALF),  # products are most of the time
+    ):
+        layers = [Dense(k, n, "relu") for k, n in pairwise(widths)]
+        plan = make_plan(layers, loss="squared_error", capacity=rows, precision="tf32")
+        step, evaluation = (select(plan, STEP.setting, is_training=is_training) for is_training in (True, False))
+        assert (step.work.operand_format, evaluation.work.operand_format) == (expected, HALF)
+
+
 @pytest.mark.usefixtures("everywhere")
 def test_an_evaluation_between_steps_changes_no_bit() -> None:
     """Its operands, of another format, lie in the same arrays; a run makes its own of the weights anew."""

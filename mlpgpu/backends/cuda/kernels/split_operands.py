@@ -24,7 +24,7 @@ OF_PRECISION = {
     "bfloat16": (BFLOAT16, BFLOAT16),
 }
 # And another one of training steps, where it is counted to take less; an evaluation always has one of those above.
-OF_STEPS = {"float32": BFLOAT16_TRIPLE}
+OF_STEPS = {"float32": BFLOAT16_TRIPLE, "tf32": BFLOAT16_PAIR}
 
 
 def padded_rows(rows: int) -> int:

@@ -9,6 +9,8 @@ from . import thresholds
 from .dense import is_wide
 from .setting import Verdict
 
+FLOATS_OF_VECTOR = 4  # that a load brings at once
+
 
 def operand_format(precision: str, arch: str, *, is_large: bool) -> OperandFormat | None:
     """The format of a precision, for networks of large layers or not; None where there are no such products."""
@@ -45,12 +47,24 @@ def step_formats(plan: Plan, arch: str, found: OperandFormat | None) -> tuple[Op
     """The operand formats that a plan's steps may have, the first one being that of its evaluation.
 
     A second one has more products of components, and no scales: who makes a number splits it, where scales take passes
-    over x, deltas and weights.
+    over x, deltas and weights.  Of one product instead of three, as tf32 has, these passes outweigh what components of
+    weights take of the memory's time only where rows of most weights begin at no multiple of 16 bytes.
     """
     other = OF_STEPS.get(plan.precision)
     is_plain = plan.shards == 1 and plan.tensor is None
     is_another = found is not None and found.scaled and is_plain and arch == Sm90Tile.needs
-    return (found, other) if other and is_another else (found,)
+    if not other or not is_another:
+        return (found,)
+    return (found, other) if plan.precision == "float32" or _is_unaligned(plan) else (found,)
+
+
+def _is_unaligned(plan: Plan) -> bool:
+    """Whether of most weights rows of float32 begin at any byte."""
+    sizes = {True: 0, False: 0}
+    for parameter in plan.parameters:
+        if len(parameter.shape) == 2:
+            sizes[parameter.shape[1] % FLOATS_OF_VECTOR != 0] += parameter.size
+    return sizes[True] > sizes[False]
 
 
 def has_own_inputs(plan: Plan, weight: str, found: OperandFormat | None) -> bool:

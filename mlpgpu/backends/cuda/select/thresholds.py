@@ -548,8 +548,8 @@ MOVED_LEAST_ELEMENTS = 1 << 18
 
 # Messages of so many bytes, at most, are sent by a kernel, which copies less in the time than a copy engine but begins
 # sooner: those between parts of a network, and those of a gradient of so many bytes.
-MESSAGE_KERNEL_MOST_BYTES = 8 << 20
-SHARDS_KERNEL_MOST_BYTES = 1 << 20
+MESSAGE_KERNEL_MOST_BYTES = 16 << 20
+SHARDS_KERNEL_MOST_BYTES = 16 << 20
 
 # --- predictions ---
 
