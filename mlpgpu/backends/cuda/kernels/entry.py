@@ -31,7 +31,7 @@ ITEM_BYTES = {
     "float": 4, "double": 8, "int": 4, "unsigned": 4, "uint32_t": 4, "uint64_t": 8, "unsigned long long": 8,
     "uint16_t": 2, "unsigned char": 1, "void": 1, "Texture": 4, "TensorMap": 2, "Step": 24, "TailLayer": 20,
     "StackLayer": 40, "NetworkLayer": 20, "RowStepLevel": 36, "UpdatedLayer": 36, "TensorRowStepLevel": 48,
-    "LayerOfBlocks": 40, "FewRowsLayer": 84,
+    "LayerOfBlocks": 40, "FewRowsLayer": 84, "int64_t": 8,
 }  # fmt: skip
 
 SOURCES = {"float32": "float", "uint8": "unsigned char"}  # C types of a data set's inputs

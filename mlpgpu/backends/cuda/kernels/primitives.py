@@ -163,7 +163,7 @@ def partition_grid(count: int, row_bytes: int) -> tuple[int, int, int]:
 
 def send_messages() -> Entry:
     """Messages of one card to others, and the wait for theirs, by ``MESSAGE_BLOCKS`` blocks of each."""
-    signature = "const int64_t* table[0], const uint32_t* aborted[1], inout unsigned char* memory[bytes]"
+    signature = "const int64_t* table[words], const uint32_t* aborted[1], inout unsigned char* memory[bytes]"
     return Entry(
         "send_messages", "primitives/send_messages.cuh", "send_messages", arguments(signature), ROW_THREADS
     )  # fmt: skip
