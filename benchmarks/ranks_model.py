@@ -236,7 +236,7 @@ def gain_by_launches(network: str, rows: int, precision: Precision) -> float:
 
 def show_two_cards() -> None:
     link, offs = nvlink(), []
-    print("\ntwo H100s, microseconds of a step: the exchange counted as hidden if it can be, and measured")
+    print("\ntwo cards, microseconds of a step: the exchange counted as hidden if it can be, and measured")
     for network, rows, precision, one, two in of_two_cards():
         counted = 1e6 * card_seconds(one / 2 * 1e-6, parameters_of(network), 2, link, is_hidden=True)
         offs.append(two / counted)

@@ -47,7 +47,7 @@ def test_more_cards_never_take_less_than_one(model: Any, is_hidden: bool) -> Non
 
 def test_two_cards_take_what_is_counted_or_more(model: Any) -> None:
     measured, link = model.of_two_cards(), model.nvlink()
-    assert len(measured) > 4
+    assert len(measured) >= 4
     for network, rows, _, one, two in measured:
         counted = 1e6 * model.card_seconds(one / 2e6, model.parameters_of(network), 2, link, is_hidden=True)
         assert 0.95 * counted < two < 1.1 * one, (network, rows)
@@ -65,7 +65,7 @@ def test_what_is_shown_says_what_nobody_measured(
     model.main()
     printed = capsys.readouterr().out
     assert "in the mean" in printed
-    assert "two H100s, microseconds of a step" in printed
+    assert "two cards, microseconds of a step" in printed
     assert "cards, computed and not measured" in printed
     for link in ("NVLink", "InfiniBand"):
         assert link in printed

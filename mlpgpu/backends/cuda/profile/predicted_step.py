@@ -16,7 +16,7 @@ from .paths import CARDS
 from .predicted import FITTED_TO, OTHER_SECONDS, predicted_seconds
 
 CARD = CARDS["H200"]  # of which counts are
-NVLINK = Link("NVLink", 12e-6, 275e9)  # NCCL's all-reduces on two of them (benchmarks/ranks_model.py)
+NVLINK = Link("NVLink", 8e-6, 340e9)  # messages by a kernel between two H200s (docs/ranks.md)
 STEPS = 3  # that are followed: from the second on they are alike
 
 
