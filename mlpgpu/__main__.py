@@ -248,7 +248,7 @@ def _counted(backend: Backend, threads: int | None, card: str | None) -> Callabl
     if card is None:
         return functools.partial(backend.step_seconds, threads=threads)
     arch = CARDS[card].arch
-    return lambda plan: step_seconds(plan, arch) if plan.tensor is None else None
+    return lambda plan: step_seconds(plan, arch)
 
 
 def _chosen_plan(lower: Callable[..., Plan], ranks: int, seconds: Callable[[Plan], float | None]) -> Plan:

@@ -93,6 +93,15 @@ def test_a_network_in_parts_is_the_same_network(case: str, cards: int, tmp_path:
         assert one["loss"] == pytest.approx(other["loss"], rel=2e-3), (one, other)
 
 
+def test_auto_trains_in_parts_where_that_is_counted_less(cards: int, tmp_path: Path) -> None:
+    """With the bits of one card that has as many parts, and all of the network on each card after the fit."""
+    assert start(tmp_path, "tall", 1).code == 0
+    done = start(tmp_path, "tall", 2, "auto")
+    assert done.code == 0, done.output + done.errors
+    (expected,) = left(tmp_path, 1)
+    assert left(tmp_path, 2) == [expected] * 2
+
+
 @pytest.mark.parametrize("case", ["two shards", "deep"])
 def test_a_run_of_two_cards_goes_on_on_one(case: str, cards: int, tmp_path: Path) -> None:
     """And the other way: each rank has the slots of its slice or of its parts, and the file all of them."""

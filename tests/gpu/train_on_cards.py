@@ -156,7 +156,8 @@ def check_partitioned(trainer: mg.Trainer) -> None:
 def main(folder: Path, name: str, *, ends: str = "") -> None:
     """Run a case.  ``ends``: what becomes of rank 1 after some seconds, ``"killed"`` or ``"stopped"``.
 
-    ``"whole"`` has one process train a network whole that others have in parts.
+    ``"whole"`` has one process train a network whole that others have in parts, and ``"auto"`` leaves it to ranks to
+    choose parts.
     """
     case, me = {**CASES, **PARTS}[name], mg.rank()
     parallel = "tensor" if "parts" in case.options else "data"
@@ -175,8 +176,12 @@ def main(folder: Path, name: str, *, ends: str = "") -> None:
             options["memory_share"] = memory_share(case, data_of(case)[0][:1].nbytes)
         if ends == "whole":
             options = {**options, "parallel": "none", "parts": None}
+        if ends == "auto":
+            options = {**options, "parallel": "auto", "parts": None}
         trainer = mg.Trainer(network, case.loss, backend="cuda", batch_size=case.batch_size, **options)
     held = {"validation": 0.2} if case.validates else {}
+    if ends == "auto":
+        assert trainer.plan.choice is not None and trainer.plan.choice.way == "tensor", trainer.plan.choice
     history = trainer.fit(data_of(case), case.epochs, progress=False, **held)
     if case.room is not None and mg.ranks() > 1:
         check_partitioned(trainer)

@@ -74,16 +74,21 @@ def test_shards_on_one_card_take_at_least_as_long_as_one_of_them() -> None:
         assert seconds(plan(784, 512, 10, batch=4096, shards=shards)) > whole / shards
 
 
-def test_cards_without_counts_have_none_and_neither_have_evaluations_and_parts() -> None:
+def test_cards_without_counts_have_none_and_neither_have_evaluations() -> None:
     lowered = plan(20, 64, 2)
     assert step_seconds(lowered, "sm_80") is None
     assert step_seconds(replace(lowered, training=()), H200) is None
     backend = CudaBackend.__new__(CudaBackend)
     backend.device = cast(Device, SimpleNamespace(arch=H200))
     assert backend.step_seconds(lowered) == seconds(lowered)
-    in_parts = plan(64, 256, 64, shards=1, parts=Parts(2, 0, 1))
-    assert in_parts.tensor is not None
-    assert backend.step_seconds(in_parts) is None
+
+
+def test_parts_take_what_their_launches_do_and_what_is_exchanged_between_them() -> None:
+    alone, both = (plan(20_000, 90, 10, batch=128, shards=1, parts=Parts(2, 0, ranks)) for ranks in (1, 2))
+    free, near, far = (seconds(both, link) for link in (FREE, NVLINK, FAR))
+    assert near - free == pytest.approx(NVLINK.latency, rel=0.1)  # one exchange of 46 KB, which nothing hides
+    assert far - free == pytest.approx(FAR.seconds(Traffic(46_080, 46_080, 2)), rel=0.01)
+    assert near < seconds(alone)  # which makes both parts
 
 
 def test_traffic_of_a_collective_is_that_of_its_transfers() -> None:

@@ -91,7 +91,7 @@ class CudaBackend(Backend):
         return CudaInference(plan, self.device)
 
     def step_seconds(self, plan: Plan, *, threads: int | None = None) -> float | None:
-        return step_seconds(plan, self.device.arch) if plan.tensor is None else None
+        return step_seconds(plan, self.device.arch)
 
     def fingerprint(self, plan: Plan, *, threads: int | None = None) -> dict[str, str | int]:
         return {"backend": "cuda", "card": self.device.name, "mlpgpu": __version__, "threads": threads or 1}

@@ -24,7 +24,7 @@ def step_seconds(plan: Plan, arch: str, *, link: Link = NVLINK) -> float | None:
     """Seconds of a training step of float32 inputs, launch by launch; None on cards of another architecture.
 
     They are those of an H200 whatever the card, so that ranks with cards of several kinds come to the same.  Of a plan
-    of several ranks it is rank 0's step, with ``link`` between cards.
+    of several ranks, or of parts of a network, it is rank 0's step, with ``link`` between cards.
     """
     if arch != FITTED_TO or not plan.training:
         return None
@@ -61,7 +61,8 @@ class _Timeline:
         for launch in launches:
             awaited = [self._pieces.get(number, 0.0) for number in launch.awaits]
             awaited += [self._sums.get(number, 0.0) for number in launch.receives]
-            self._computed = max(self._computed, *awaited, 0.0) + self._seconds(launch)
+            between = self._link.seconds(traffic_of(launch.exchange)) if launch.exchange else 0.0  # parts of a network
+            self._computed = max(self._computed, *awaited, 0.0) + between + self._seconds(launch)
 
     def _exchange(self, number: int, exchange: Sequence[Launch | Collective]) -> None:
         self._summed = max(self._summed, self._computed)
