@@ -433,9 +433,8 @@ def test_memory_that_a_rank_has_freed_is_not_taken_for_what_it_has_there_now(dri
     team.run(work)
 
 
-def test_what_waits_for_a_rank_that_does_not_come_is_broken_off(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("by_kernel", [False, True])
+def test_what_waits_for_a_rank_that_does_not_come_is_broken_off(by_kernel: bool, driver: Driver) -> None:
     team, memory = Team(2), mmap.mmap(-1, Words.nbytes(2))
     sending, cards = threading.Event(), dict[int, LinkedCards]()
 
@@ -444,16 +443,24 @@ def test_what_waits_for_a_rank_that_does_not_come_is_broken_off(
         array = driver.allocate(np.zeros(8, np.uint8))
         message = Message(1 - rank, array.ctypes.data, 1)
         sent = made.reach([message], [message])
+        kernel = made.bind(sent, [message]) if by_kernel else None
         if rank:
             return
         stream: Any = ThreadStream(None)
-        made.put(sent, [message], stream)
+
+        def put() -> None:
+            if kernel:
+                kernel(stream, 0)
+            else:
+                made.put(sent, [message], stream)
+
+        put()
         reached = ThreadEvent(None)
         stream.record(reached)
         assert not reached.reached.wait(0.3)
         assert made.abort(stream) and made.abort(stream) and made.is_aborted
         sending.set()
-        for broken in (lambda: made.put([], [], stream), lambda: made.wait(stream)):
+        for broken in (put, lambda: made.wait(stream)):
             with pytest.raises(BackendError, match="broken off"):
                 broken()
 
