@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from shim_runner import plant, planted
 from mlpgpu import Dense, Dropout, Huber, LocallyConnected, Network, Standardize
 from mlpgpu.backends.cuda.persistent.kernel import OwnedRowsKernel, PersistentKernel
 from mlpgpu.backends.cuda.persistent.tiles import COMPUTE_THREADS, MOST_MMA_COLUMNS
+from mlpgpu.backends.cuda.run.persistent import MOST_SEQUENCE, BoundPersistentSteps, PersistentSteps
 from mlpgpu.backends.cuda.select import thresholds
 from mlpgpu.backends.cuda.select.persistent import choose_kernel
 from mlpgpu.layers import Layer
@@ -31,6 +33,40 @@ SHARED_BYTES = 227 << 10
 def make_plan(layers: list[Layer], **options: Any) -> Plan:
     defaults = {"capacity": 32, "loss": "squared_error", "optimizer": OPTIMIZERS["Momentum"](0.1)}
     return Network(layers, seed=1).lower(**{**defaults, **options})
+
+
+def test_launches_are_bound_once_and_steps_numbered_on() -> None:
+    """Also behind the last number there is, when messages of old steps are cleared; a second set goes on counting."""
+    done: list[tuple[Any, ...]] = []
+    arrays = SimpleNamespace(addresses={"messages": 64}, sizes={"messages": 8})
+    stream = SimpleNamespace(fill=lambda address, nbytes: done.append(("fill", address, nbytes)))
+    workspace: Any = SimpleNamespace(stream=stream, arrays=arrays)
+    kernel: Any = SimpleNamespace(
+        train=lambda source, textured: ("train", source, textured), add_errors=lambda steps: ("errors", steps)
+    )
+
+    def bound(*launch: object) -> Any:
+        done.append(("bound", *launch))
+        return lambda on: done.append(launch)
+
+    binder: Any = SimpleNamespace(
+        data=SimpleNamespace(kind=("uint8", True)), bind=lambda launch: bound(*launch),
+        prepare=lambda launch, **first: lambda **changed: done.append((*launch, *changed.items())),
+    )  # fmt: skip
+    steps = PersistentSteps(workspace, kernel)
+    of_set = BoundPersistentSteps(steps, binder)
+    for count in (5, 3, 5):
+        of_set.put(count)
+    launch = "train", "uint8", True
+    assert done == [
+        (*launch, ("steps", 5), ("sequence", 1)), ("bound", "errors", 5), ("errors", 5),
+        (*launch, ("steps", 3), ("sequence", 6)), ("bound", "errors", 3), ("errors", 3),
+        (*launch, ("steps", 5), ("sequence", 9)), ("errors", 5),
+    ]  # fmt: skip
+    done.clear()
+    steps.sequence = MOST_SEQUENCE - 4
+    BoundPersistentSteps(steps, binder).put(5)
+    assert done[:2] == [("fill", 64, 8), (*launch, ("steps", 5), ("sequence", 1))] and steps.sequence == 6
 
 
 # --- on the host ---
