@@ -53,12 +53,6 @@ class History:
         """Add columns to the last epoch's record."""
         self._records[-1].update(columns)
 
-    def retime(self, epochs: int, of_seconds: Callable[[list[float]], Sequence[float]]) -> None:
-        """Have the records of the last epochs say how long each took, given what they say."""
-        records = self._records[-epochs:]
-        for record, seconds in zip(records, of_seconds([record["seconds"] for record in records]), strict=True):
-            record["seconds"] = seconds
-
     @property
     def records(self) -> list[Record]:
         """A copy of the records, first epoch first."""
@@ -219,3 +213,10 @@ def is_better(column: str, value: float, best: float | None, min_delta: float = 
     NaN and infinity pass nothing, so that a best value can stand in a file's JSON.
     """
     return math.isfinite(value) and (best is None or improves(column, value, best, min_delta, mode))
+
+
+def retime(history: History, epochs: int, of_seconds: Callable[[list[float]], Sequence[float]]) -> None:
+    """Have the records of the last epochs say how long each took, given what they say."""
+    records = history._records[-epochs:]
+    for record, seconds in zip(records, of_seconds([record["seconds"] for record in records]), strict=True):
+        record["seconds"] = seconds

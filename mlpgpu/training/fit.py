@@ -15,7 +15,7 @@ import numpy as np
 
 from ..backends import Sampling
 from ..callbacks import SCHEDULE, Listeners, TrainerLike
-from ..history import Record
+from ..history import Record, retime
 from ..metrics import VALIDATION
 from ..network import Network
 from ..schedules import Clock, ReduceOnPlateau
@@ -31,6 +31,26 @@ with warnings.catch_warnings():
 
 RUN_SECONDS = 0.05  # about how long a program runs between looks at Ctrl-C
 RUN_STEPS = 4096  # at most, between them
+
+
+@dataclass
+class Books:
+    """Closes the books of epochs; it holds no trainer, as an engine holds it, so that a dropped trainer is freed.
+
+    Attributes:
+        started: when the epoch under way began.
+    """
+
+    started: float = 0.0
+
+    def closed(self, progress: Progress, ended: float, **columns: float) -> Progress:
+        """The progress after an epoch that ended at this time, whose record, with ``columns``, joins the history."""
+        assert progress.fit is not None
+        loss, weight = progress.fit.loss, progress.fit.weight
+        record: Record = {"epoch": progress.epochs + 1, "loss": loss / weight if weight else 0.0, **columns}
+        progress.history.append(record | {"rate": progress.fit.rate, "seconds": ended - self.started})
+        self.started = ended
+        return progress.changed(epochs=progress.epochs + 1, fit=progress.fit.changed(loss=0.0, weight=0.0))
 
 
 @dataclass
@@ -63,7 +83,7 @@ class FitLoop:
         self._called: str | None = None  # the key of the callback that is being told of a step's or an epoch's end
         self._is_interrupted = False  # as all ranks know
         self._steps_at_once = 1  # as many as fit into RUN_SECONDS, by the last ones
-        self._epoch_started = 0.0  # when the epoch under way began
+        self._books = Books()
 
     def run(self, epochs: int, *, is_over: bool, shows_bar: bool) -> None:
         """Train, unless the fit is over, until ``epochs`` are finished, a callback ends the fit, or Ctrl-C does."""
@@ -72,7 +92,7 @@ class FitLoop:
             is_over |= self._tell_pending(interrupts, fills=True)
             while self.engine.progress.epochs < epochs and not is_over:
                 started, before = time.perf_counter(), self.engine.progress
-                self._epoch_started = started
+                self._books.started = started
                 self._train_epoch(epochs, interrupts)
                 if self._is_interrupted:
                     break
@@ -132,7 +152,7 @@ class FitLoop:
             )
             started = time.perf_counter()
             ends = range(steps - done, count, steps)
-            engine.take_steps(clock, self.listeners.due_after_step, ends, self._closed)
+            engine.take_steps(clock, self.listeners.due_after_step, ends, self._books.closed)
             elapsed = time.perf_counter() - started
             self._agree_on_seconds(len(ends))
             interrupts.check()
@@ -173,23 +193,14 @@ class FitLoop:
                 if np.ndim(value) == 0 or name not in self.functions:
                     pairs = zip(self.columns.get(name, ()), np.ravel(value).tolist(), strict=False)
                     columns |= {VALIDATION + column: number for column, number in pairs}
-        closed = self._closed(self.engine.progress, time.perf_counter(), **columns)
+        closed = self._books.closed(self.engine.progress, time.perf_counter(), **columns)
         self.engine.progress = closed.changed(pending=Pending("epoch_end", self.listeners.due_after_epoch()))
         self._agree_on_seconds(1)
 
     def _agree_on_seconds(self, epochs: int) -> None:
         """Have the last epochs' records say how long they took rank 0."""
         if epochs and self.team.ranks > 1:
-            self.engine.progress.history.retime(epochs, self.team.agreed)
-
-    def _closed(self, progress: Progress, ended: float, **columns: float) -> Progress:
-        """The progress after an epoch that ended at this time, whose record, with ``columns``, joins the history."""
-        assert progress.fit is not None
-        loss, weight = progress.fit.loss, progress.fit.weight
-        record: Record = {"epoch": progress.epochs + 1, "loss": loss / weight if weight else 0.0, **columns}
-        progress.history.append(record | {"rate": progress.fit.rate, "seconds": ended - self._epoch_started})
-        self._epoch_started = ended
-        return progress.changed(epochs=progress.epochs + 1, fit=progress.fit.changed(loss=0.0, weight=0.0))
+            retime(self.engine.progress.history, epochs, self.team.agreed)
 
     # --- callbacks, each of which is told once of a step or an epoch, whatever ends the fit in between ---
 

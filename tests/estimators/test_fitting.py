@@ -338,9 +338,9 @@ def test_the_penalty_is_asked_of_the_program_and_no_weights_come_to_the_host(mon
     epochs: list[int] = []
     train_epoch = FitLoop._train_epoch
 
-    def watched(self: FitLoop, interrupts: Any) -> None:
+    def watched(self: FitLoop, *arguments: Any) -> None:
         epochs.append(1)
-        train_epoch(self, interrupts)
+        train_epoch(self, *arguments)
         if len(epochs) == 4:
             epochs.clear()
 
