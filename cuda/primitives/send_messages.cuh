@@ -4,9 +4,9 @@
 //     waits for its word "ready"  <-------------    "ready": what it was sent before is read
 //     copies, then "done"         ------------->    waits for its word "done"
 //
-// Each block does so for its own share of every message, with words of its own, so that no block waits for another one of
-// its card. Words lie in the memory of whoever waits for them, who takes them back. What stands before a launch on its stream
-// has read the messages before it, and what follows finds these.
+// Each block has a share of every message, and words of its own, so that no block waits for another one of its card. A word
+// lies in the memory of the card that waits for it, which sets it to 0 again. Launches before this one on its stream have
+// read the messages sent before, so their memory may be written; launches behind it find the new ones.
 #pragma once
 
 #include "common/portable.cuh"
@@ -41,10 +41,10 @@ private:
     }
 };
 
-// Waits for a word and takes it back, or goes on where the host says that no more will come.
+// Waits for a word and sets it to 0 again, or goes on where the host says that no more will come.
 __device__ __forceinline__ void await_word(unsigned* word, const unsigned* aborted) {
-    constexpr int ROUNDS = 256;  // between two looks at memory of the host, which answers late
-    for (int round = 1; load_from_card(word) == 0; ++round) {
+    constexpr unsigned ROUNDS = 256;  // between two looks at memory of the host, which answers late
+    for (unsigned round = 1; load_from_card(word) == 0; ++round) {
         pause_spinning();
         if (round % ROUNDS == 0 && load_from_card(aborted) != 0) return;
     }
@@ -69,8 +69,8 @@ __device__ __forceinline__ void copy_share(const unsigned char* from, unsigned c
     }
 }
 
-// Sends the messages of a table, and waits for those that others send; `aborted` is a word of the host. Grid: as many blocks on
-// all cards, each of which runs once others end.
+// Sends the messages of a table, and waits for those that others send; the host sets the word `aborted` to end every wait.
+// Grid: the same number of blocks on all cards.
 __device__ __forceinline__ void send_messages(const int64_t* table, const unsigned* aborted, unsigned char* memory) {
     const MessageTable of = {table, memory};
     const int peer = threadIdx.x, receivers = of.receivers();

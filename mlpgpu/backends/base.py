@@ -156,7 +156,7 @@ class StepLog:
 
     @property
     def under_way(self) -> int:
-        """How often steps were put elsewhere that are not known to be finished."""
+        """How many calls of :meth:`put` have steps that are not known to be finished."""
         return len(self._stands[2])
 
     @property

@@ -69,7 +69,7 @@ class BoundExchange:
     """Collectives of a program, each with the messages that it sends and receives.
 
     Attributes:
-        by_kernel: what puts those on a stream and lane that a kernel sends.
+        by_kernel: for each collective that a kernel sends, what puts it on a stream, given the stream's lane.
     """
 
     cards: Joined

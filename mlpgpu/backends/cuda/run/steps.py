@@ -9,7 +9,7 @@ from ..runtime import Device, Event, Stream, pinned
 from .arrays import Arrays
 
 TABLE_COLUMNS = 3  # of the table of rates in constant memory
-TURNS = 2  # how often steps may be put on a stream before those that were put first are finished
+TURNS = 2  # batches of steps that may be on a stream at once: one runs while the host puts the next one behind it
 
 # Step of common/step.cuh.
 STEP = np.dtype([("number", "<i8"), ("run", "<i4"), ("batch", "<i4"), ("batch_rows", "<i4"), ("epoch_rows", "<i4")])
@@ -30,7 +30,7 @@ class StepNumbers:
         self._turn = 0
 
     def take_turn(self) -> None:
-        """Use the next set from here on; whoever does sees to it that what used it last is finished."""
+        """Use the next set from here on.  The caller has waited for the steps that used this set before."""
         self._turn = (self._turn + 1) % TURNS
 
     def set_step(self, number: int, batch: int, batch_rows: int, epoch_rows: int, *, run: int = 0) -> None:
