@@ -345,7 +345,8 @@ class CountedLayer:
     Attributes:
         is_moved: whether the step moves its weight.
         makes_dx: whether a layer before it needs its delta.
-        follows: whether the dense layer before it makes its x, with nothing between them.
+        follows: whether the dense layer before it makes its x, with nothing or a dropout between them, which either
+            of their products makes, or a launch of its own that leaves operands as well.
         has_head: whether one kernel makes its products and the loss, if plain cores do.
         head_clocks: of that kernel, where the layer is split along k without it.
     """

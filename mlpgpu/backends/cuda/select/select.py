@@ -301,6 +301,7 @@ def _counted_layers(
 ) -> list[CountedLayer]:
     backwards = {(op.weight, op.x): op for op in plan.training if isinstance(op, ops.DenseBackward)}
     has_loss = any(isinstance(op, ops.Loss) and dense and op.logits == dense[-1].y for op in plan.training)
+    dropped = {op.y: op.x for op in plan.training if isinstance(op, ops.Dropout) and op.part_of is None}
     counted = []
     for before, op, (k, n) in zip([None, *dense], dense, widths, strict=False):
         backward = backwards.get((op.weight, op.x))
@@ -310,7 +311,7 @@ def _counted_layers(
                 k, n,
                 is_moved=backward is not None and backward.dweight is not None,
                 makes_dx=backward is not None and backward.dx is not None,
-                follows=before is not None and op.x == before.y,
+                follows=before is not None and before.y in (op.x, dropped.get(op.x)),
                 has_head=has_head,
                 head_clocks=losses.cut_head_clocks(k, n, work) if has_head and is_cut(k, n) else 0,
             )
