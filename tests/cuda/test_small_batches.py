@@ -40,7 +40,7 @@ from mlpgpu.backends.cuda.kernels import (
     narrow_tiles,
 )
 from mlpgpu.backends.cuda.kernels.launches import At, Lowered
-from mlpgpu.backends.cuda.select import dense, thresholds
+from mlpgpu.backends.cuda.select import dense, thresholds, tiles
 from mlpgpu.backends.cuda.select import loss as losses
 from mlpgpu.backends.cuda.select.counted import (
     cluster_clocks,
@@ -402,8 +402,8 @@ def test_an_evaluation_between_steps_changes_no_bit() -> None:
 
 def test_layers_behind_one_that_is_cut_are_counted() -> None:
     """Its clocks are the same either way."""
-    layers = [Dense(5000, 200, "relu"), Dense(200, 200, "relu"), Dense(200, 100)]
-    assert products_of(layers, 150) == ["SplitK", "Gemm", "Gemm"]
+    layers = [Dense(20_000, 90, "relu"), Dense(90, 200, "relu"), Dense(200, 200, "relu"), Dense(200, 100)]
+    assert products_of(layers, 120) == ["SplitK", "Gemm", "Gemm", "Gemm"]
 
 
 @pytest.mark.usefixtures("without_whole_batches")
@@ -523,10 +523,8 @@ def test_clusters_leave_a_bias_to_another_launch_where_few_tiles_share_its_rows(
     ("k", "n", "rows", "operand_format", "is_whole"),
     [
         (5919, 380, 2048, BFLOAT16_PAIR, True), (5919, 380, 65, BFLOAT16_PAIR, True),
-        (5919, 380, 64, BFLOAT16_PAIR, False), (4631, 128, 1024, BFLOAT16_PAIR, True),
-        (4631, 128, 320, BFLOAT16, False), (5919, 380, 1000, HALF_PAIR, False),
-        (5919, 380, 2048, HALF_PAIR, True), (5919, 128, 8192, HALF_PAIR, False), (5919, 128, 8192, BFLOAT16, True),
-        (5919, 63, 8192, BFLOAT16, False), (90_000, 90, 128, BFLOAT16, False), (5919, 380, 2048, None, False),
+        (4631, 128, 1024, BFLOAT16_PAIR, True), (5919, 380, 2048, HALF_PAIR, True), (5919, 128, 8192, BFLOAT16, True),
+        (90_000, 90, 128, BFLOAT16, False), (5919, 380, 2048, None, False),
     ],
 )  # fmt: skip
 def test_many_rows_of_a_layer_of_large_k_are_not_split_along_it(
@@ -549,14 +547,15 @@ LONG = [Dense(64, 4096, "relu"), Dense(4096, 4096, "relu")]  # before a last lay
     ("n", "rows", "precision", "is_on"),
     [
         (10, 4096, "bfloat16", True), (1, 8192, "bfloat16", True), (48, 1024, "bfloat16", True),
-        (49, 1024, "bfloat16", False), (10, 49, "bfloat16", False), (10, 8192, "tf32", False),
+        (49, 1024, "bfloat16", True), (197, 128, "bfloat16", True), (413, 64, "float32", True), (309, 128, "tf32", True),
+        (10, 49, "bfloat16", False), (10, 8192, "tf32", False),
         (10, 8192, "float32", False), (10, 8192, "float32-ieee", False),
     ],
 )  # fmt: skip
 def test_a_last_layer_of_few_columns_and_large_k_goes_where_counts_are_less(
     n: int, rows: int, precision: str, is_on: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of single 16-bit numbers, in steps alone."""
+    """In steps alone; of the fewest columns of single 16-bit numbers."""
     layers = [*LONG, Dense(4096, n)]
     assert (products_of(layers, rows, precision)[-1] == "Gemm") == is_on
     plan = make_plan(layers, capacity=rows, precision=precision)
@@ -564,10 +563,24 @@ def test_a_last_layer_of_few_columns_and_large_k_goes_where_counts_are_less(
     assert isinstance([path for path in evaluated if isinstance(path, DensePath)][-1].forward, SplitK)
     stepped = select(plan, STEP.setting, is_training=True).operations
     path = [each.path for each in stepped if isinstance(each.operation, ops.Dense)][-1]
-    is_counted = precision == "bfloat16" and n < thresholds.SPLIT_OPERANDS_LEAST_N
+    is_counted = precision == "bfloat16" or (n >= thresholds.SPLIT_OPERANDS_LEAST_N and precision != "float32-ieee")
     assert isinstance(path, DensePath) and ("those of all layers together" in path.products["dx"].why) == is_counted
     monkeypatch.setattr(thresholds, "CUT_LAYERS_ARE_COUNTED", False)
     assert products_of(layers, rows, precision)[-1] == "SplitK"
+
+
+@pytest.mark.parametrize("rows", [64, 300, 1024])
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_a_dropout_between_layers_leaves_operands(rows: int, precision: str, activation: str) -> None:
+    """So layers go on tensor cores where they do without it; a product that ends with one leaves them itself."""
+    layers: list[Layer] = [Dense(30, 2048, activation), Dense(2048, 408, activation), Dense(408, 60)]
+    dropped: list[Layer] = [layers[0], Dropout(0.1), layers[1], Dropout(0.1), layers[2]]
+    assert products_of(dropped, rows, precision) == products_of(layers, rows, precision) == ["Gemm"] * 3
+    low = lowered(make_plan(dropped, capacity=rows, precision=precision), 132, "float32", "sm_90a")
+    made = [launch.entry.name for shard in low.shards for launch in (*shard, *low.begin)]
+    assert sum(name.startswith("tensor_forward_dropped") for name in made) == 2
+    assert not any(name.startswith(("dropout", "split_rows")) for name in made)
 
 
 def test_a_layer_of_large_k_whose_operands_nobody_leaves_is_on_plain_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -719,12 +732,13 @@ def test_without_an_update_in_place_the_forward_product_alone_keeps_it(in_place:
 
 @pytest.mark.parametrize(
     ("operand_format", "components", "most"),
-    [(BFLOAT16, 1, 32), (BFLOAT16_PAIR, 2, 64), (HALF, 2, 64), (HALF_PAIR, 3, 64)],
+    [(BFLOAT16, 1, 32), (BFLOAT16_PAIR, 2, 32), (HALF, 2, 64), (BFLOAT16_TRIPLE, 3, 32), (HALF_PAIR, 3, 64)],
 )
 def test_small_batches_and_a_large_weight_pass_over_it_on_tensor_cores(
     operand_format: OperandFormat, components: int, most: int
 ) -> None:
-    """Of so many rows, of weights from a size on, which is larger for more rows than 32."""
+    """Of so many rows, of weights from a size on, which is larger for more rows than 32; of those where tiles would
+    need scales."""
 
     def path(rows: int, k: int, n: int) -> DensePath:
         return dense_path(k, n, of(rows, operand_format=operand_format))
@@ -764,7 +778,10 @@ def test_fragments_pass_from_layer_to_layer() -> None:
     plan = make_plan(
         [Dense(1100, 1024, "relu"), Dropout(0.2), Dense(1024, 1024, "tanh"), Dense(1024, 900)], capacity=40
     )
-    with patch.object(thresholds, "TENSOR_WHOLE_BATCH_LEAST_WEIGHTS_OF_MORE", 1):
+    with (
+        patch.object(thresholds, "TENSOR_WHOLE_BATCH_LEAST_WEIGHTS_OF_MORE", 1),
+        patch.object(thresholds, "TENSOR_WHOLE_BATCH_MOST_ROWS", {False: 64, True: 64}),
+    ):
         low = lowered(plan, 132, arch="sm_90a")
     launches = [launch for shard in low.shards for launch in shard if "fragments" in launch.entry.name]
     launches += [launch for shard in low.shards for launch in shard if "tensor_whole_batch" in launch.entry.name]
@@ -990,6 +1007,37 @@ def test_an_epoch_whose_gradients_large_tiles_make(
     epoch, host, made = on_host("from product to product", operand_format)
     assert sum(name.endswith(f"128x128_by_{split}") for name in made) == 3
     check_epoch(epoch, host, operand_format, len(made))
+
+
+@pytest.mark.parametrize(
+    ("k", "n", "rows", "operand_format", "is_wide"),
+    [
+        (6144, 6144, 128, BFLOAT16, True), (3072, 6144, 512, BFLOAT16, True), (2605, 2605, 724, BFLOAT16, True),
+        (6144, 6144, 128, HALF, False), (6144, 6144, 128, BFLOAT16_PAIR, False), (6144, 6144, 128, HALF_PAIR, False),
+        (1536, 768, 64, BFLOAT16, False),  # one wave of wide tiles
+        (7001, 1050, 64, BFLOAT16, True), (36_000, 320, 128, BFLOAT16, False),  # a fifth of them would be padding
+    ],
+)  # fmt: skip
+def test_blocks_that_move_many_weights_have_wide_tiles(
+    k: int, n: int, rows: int, operand_format: OperandFormat, is_wide: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tile() -> object:
+        return weight_tile(operand_format, k, n, rows, 132, "sm_90a", in_place=True).tile
+
+    assert tile() == kernels.ClusterSplitTile(operand_format, 1, is_wide=is_wide)
+    monkeypatch.setattr(thresholds, "WIDE_CLUSTERS_ARE_USED", False)
+    assert tile() == kernels.ClusterSplitTile(operand_format, 1)
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_an_epoch_whose_gradients_wide_tiles_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thresholds, "CLUSTERS_SHARE_K", False)
+    monkeypatch.setattr(tiles, "_is_one_wave", lambda *_: False)
+    for name in ("_is_bound_by_memory", "_leaves_memory_idle"):
+        monkeypatch.setattr(tiles, name, lambda *_: True)
+    epoch, host, made = on_host("a loss at the end", BFLOAT16)
+    assert [name for name in made if "update" in name][0].endswith("64x128_by_1")
+    check_epoch(epoch, host, BFLOAT16, len(made))
 
 
 @pytest.mark.usefixtures("everywhere")

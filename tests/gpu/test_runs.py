@@ -452,10 +452,10 @@ def test_an_exception_while_steps_are_put_leaves_the_last_checkpoint(
 ) -> None:
     calls, original = 0, Training.put
 
-    def fail(self: Training, count: int) -> None:
+    def fail(self: Training, count: int, *others: Any) -> None:
         nonlocal calls
         calls += 1
-        original(self, count)
+        original(self, count, *others)
         if calls == 9:
             raise SystemExit
 

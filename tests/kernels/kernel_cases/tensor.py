@@ -29,9 +29,8 @@ from mlpgpu.backends.cuda.kernels import (
     Sm80Tile,
     Sm90Tile,
     ceil_div,
-    cluster_split_tiles,
+    cluster_tiles,
     filled_rows,
-    large_cluster_tiles,
     narrow_tiles,
     narrow_weight_tiles,
     padded_columns,
@@ -107,7 +106,7 @@ SAMPLED_TILES = [
     for tile in (
         *sm90_tiles(operand_format), *wide_tiles(operand_format), *shared_tiles(operand_format),
         *narrow_tiles(operand_format),
-        *cluster_split_tiles(operand_format), *large_cluster_tiles(operand_format), *sm80_tiles(operand_format)[:1],
+        *cluster_tiles(operand_format), *sm80_tiles(operand_format)[:1],
     )
 ]  # fmt: skip
 RULED_TILES = [sm90_tiles(operand_format)[0] for operand_format in OPERAND_FORMATS]  # compiled with a rarer rule, too
@@ -806,8 +805,7 @@ def products(
         *shared_tiles(operand_format),
         *narrow_tiles(operand_format),
     )
-    of_clusters = *cluster_split_tiles(operand_format), *large_cluster_tiles(operand_format)
-    for tile in tiles or (*usual, *of_clusters):
+    for tile in tiles or (*usual, *cluster_tiles(operand_format)):
         if makes_activations(tile):
             yield tensor_forward(tile, "identity", whole(len(a)), a, b, plain=True), "y"
             transposed = np.ascontiguousarray(b.T)
@@ -1011,7 +1009,7 @@ def _narrow_cases(tile: Sm90Tile) -> Iterator[Case]:
 def cluster_split_cases() -> Iterator[Case]:
     """Tiles whose clusters share the rows: parts without rows, borders, a ring that comes round, each rule."""
     for operand_format in OPERAND_FORMATS:
-        for tile in (*cluster_split_tiles(operand_format), *large_cluster_tiles(operand_format)):
+        for tile in cluster_tiles(operand_format):
             for rows, k, n in ((1, 1, 1), (65, 127, 70), (130, 67, 129), (64 * (tile.split * tile.stages + 3), 70, 68)):
                 yield tensor_backward_weight(tile, whole(rows), normal(rows, k), 1 - normal(rows, n))
             for rule, receives in product(kernels.RULES, (False, True)):

@@ -187,12 +187,15 @@ class ClusterSplitTile:
 
     Attributes:
         split: blocks of a cluster.
-        side: rows and columns of a tile.
+        side: rows of a tile, and columns unless it is wide.
+        is_wide: whether a tile has twice as many columns as rows, so that blocks read operands less often, and memory
+            has longer pieces of rows.
     """
 
     operand_format: OperandFormat
     split: int
     side: int = 64
+    is_wide: bool = False
 
     across = 1
     main_loop = "gemm/cluster_split.cuh"
@@ -210,7 +213,7 @@ class ClusterSplitTile:
         """
         if self.side > 64 or (self.operand_format.components == 3 and self.split > 1):
             return 1
-        return 3 if self.operand_format.components == 1 else 2
+        return 3 if self.operand_format.components == 1 and not self.is_wide else 2
 
     def at_once(self, multiprocessors: int) -> int:
         """How many blocks are on a card at once: where each has a multiprocessor to itself, clusters of four and eight
@@ -226,7 +229,7 @@ class ClusterSplitTile:
     @property
     def n(self) -> int:
         """Columns of a tile."""
-        return self.side
+        return 2 * self.side if self.is_wide else self.side
 
     @property
     def consumers(self) -> int:
@@ -346,6 +349,20 @@ def large_cluster_tiles(operand_format: OperandFormat) -> tuple[ClusterSplitTile
     """
     has_room = not operand_format.scaled and operand_format.components < 3
     return tuple(ClusterSplitTile(operand_format, split, 128) for split in (2, 4, 8)) if has_room else ()
+
+
+def wide_cluster_tiles(operand_format: OperandFormat) -> tuple[ClusterSplitTile, ...]:
+    """Wide tiles, one for each block.
+
+    There are none of several components, whose sums leave no room for two blocks, and of halves, which gain nothing.
+    """
+    return (ClusterSplitTile(operand_format, 1, is_wide=True),) if operand_format.is_single else ()
+
+
+def cluster_tiles(operand_format: OperandFormat) -> tuple[ClusterSplitTile, ...]:
+    """All tiles of gemm/cluster_split.cuh that make gradients of weights."""
+    of_clusters = cluster_split_tiles, large_cluster_tiles, wide_cluster_tiles
+    return tuple(tile for tiles_of in of_clusters for tile in tiles_of(operand_format))
 
 
 def tiles_sharing_k(operand_format: OperandFormat) -> tuple[ClusterSplitTile, ...]:
@@ -475,8 +492,7 @@ def tensor_entries() -> list[Entry]:
     entries = []
     for operand_format in OPERAND_FORMATS:
         usual: tuple[GemmTile, ...] = (*sm80_tiles(operand_format), *sm90_tiles(operand_format))
-        of_clusters = *cluster_split_tiles(operand_format), *large_cluster_tiles(operand_format)
-        for tile in (*usual, *narrow_weight_tiles(operand_format), *of_clusters):
+        for tile in (*usual, *narrow_weight_tiles(operand_format), *cluster_tiles(operand_format)):
             entries.append(tensor_backward_weight(tile))
             entries += [
                 tensor_backward_update(rule, tile, receives=receives) for rule in RULES for receives in (False, True)

@@ -129,8 +129,7 @@ def _product_clocks(launch: Launch, rows: int, multiprocessors: int) -> int | No
         if is_input:
             return input_clocks(of_plain, rows, k, n, multiprocessors)
         return simt_clocks(of_plain, *shape, multiprocessors, launch.grid[2])
-    of_clusters = kernels.cluster_split_tiles, kernels.large_cluster_tiles
-    for shared in (tile for tiles_of in of_clusters for tile in tiles_of(entry.operand_format)):
+    for shared in kernels.cluster_tiles(entry.operand_format):
         if entry.name.endswith(f"_{shared.name}"):
             if is_forward or is_input:
                 return cluster_product_clocks(shared, *shape, multiprocessors)

@@ -136,8 +136,7 @@ class Products:
             *kernels.wide_tiles(operand_format),
             *kernels.shared_tiles(operand_format),
             *kernels.narrow_tiles(operand_format),
-            *kernels.cluster_split_tiles(operand_format),
-            *kernels.large_cluster_tiles(operand_format),
+            *kernels.cluster_tiles(operand_format),
         )
         return next(tile for tile in tiles if launch.entry.name.endswith(f"_{tile.name}"))
 

@@ -296,13 +296,19 @@ def fills_by_rows(k: int, n: int, work: Work) -> bool:
 
 
 def may_be_uncut(k: int, n: int, work: Work) -> bool:
-    """Whether counts say if a step multiplies a layer of few columns on tensor cores, which is split along k else."""
+    """Whether counts say if a step multiplies a layer on tensor cores, which is split along k else.
+
+    So it is not of the fewest columns, unless operands are single 16-bit numbers, nor of a longer k whose update keeps dz
+    in a block.
+    """
     operand_format = work.operand_format
     if not (work.is_training and _has_narrow_tiles(work)) or operand_format is None or not is_cut(k, n):
         return False
+    if k > thresholds.CUT_MOST_K and _keeps_delta(n, work):
+        return False
     is_counted = thresholds.CUT_LAYERS_ARE_COUNTED and thresholds.LAYERS_ARE_COUNTED_TOGETHER
-    has_few = n < thresholds.SPLIT_OPERANDS_LEAST_N and operand_format.is_single
-    return is_counted and has_few and work.rows >= thresholds.NARROW_LEAST_ROWS
+    suits = operand_format.is_single or n >= thresholds.SPLIT_OPERANDS_LEAST_N
+    return is_counted and suits and work.rows >= thresholds.NARROW_LEAST_ROWS
 
 
 def _is_large(k: int, n: int, work: Work) -> bool:
@@ -511,19 +517,23 @@ def whole_batch_components(k: int, n: int, work: Work) -> int | None:
     if not (thresholds.WHOLE_BATCH_IS_USED and is_ordered and is_large):
         return None
     components = _components(work)
-    if components and _is_one_pass_on_tensor_cores(k * n, components, work):
+    if components and _is_one_pass_on_tensor_cores(k * n, work):
         return components
     return 0 if work.rows <= kernels.WHOLE_BATCHES[-1] and not _is_more_arithmetic(k * n, work) else None
 
 
-def _is_one_pass_on_tensor_cores(weights: int, components: int, work: Work) -> bool:
-    """Whether such passes over so many weights take less time by ``components`` on tensor cores than other ways."""
+def _is_one_pass_on_tensor_cores(weights: int, work: Work) -> bool:
+    """Whether such passes over so many weights take less time on tensor cores than other ways."""
     is_few = work.rows <= thresholds.TENSOR_WHOLE_BATCH_FEW_ROWS
     least, of_more = thresholds.TENSOR_WHOLE_BATCH_LEAST_WEIGHTS, thresholds.TENSOR_WHOLE_BATCH_LEAST_WEIGHTS_OF_MORE
-    most_rows = thresholds.TENSOR_WHOLE_BATCH_MOST_ROWS[components]
-    suits = thresholds.TENSOR_WHOLE_BATCH_LEAST_ROWS <= work.rows <= most_rows
+    suits = thresholds.TENSOR_WHOLE_BATCH_LEAST_ROWS <= work.rows <= _most_rows_of_one_pass(work)
     is_used = thresholds.TENSOR_WHOLE_BATCH_IS_USED and work.setting.arch == "sm_90a"
     return is_used and suits and weights >= (least if is_few else of_more)
+
+
+def _most_rows_of_one_pass(work: Work) -> int:
+    assert work.operand_format is not None
+    return thresholds.TENSOR_WHOLE_BATCH_MOST_ROWS[work.operand_format.scaled]
 
 
 def _components(work: Work) -> int:
@@ -608,7 +618,7 @@ def _forward(k: int, n: int, work: Work) -> Forward:
     if keeps_whole_batch(k, n, work):
         weights = f"{k * n:,} weights ≥ {thresholds.WHOLE_BATCH_LEAST_WEIGHTS:,}"
         if components := whole_batch_components(k, n, work):
-            most_rows = thresholds.TENSOR_WHOLE_BATCH_MOST_ROWS[components]
+            most_rows = _most_rows_of_one_pass(work)
             why = f"rows: {work.rows} ≤ {most_rows}, {k * n:,} weights: on tensor cores blocks pass over W once"
             fitting = kernels.tensor_whole_batch(work.rows, components)
             split = kernels.tensor_whole_batch_split(k, n, card.multiprocessors)
@@ -696,7 +706,7 @@ def _update(k: int, n: int, work: Work) -> Update:
         why = (
             f"k is large, n ≥ {least}: tensor cores, by operands split in the kernel; {rows}, {columns}, on {card.arch}"
         )
-        if work.rows <= kernels.LARGE_K_MOST_ROWS and n <= kernels.LARGE_K_MOST_N and card.arch == "sm_90a":
+        if _keeps_delta(n, work):
             return LargeK(why)
         return SplitOperands(kernels.SPLIT_SM80, *_parts_of_split(k, n, work), why)
     grid = tile.grid(k, n)
@@ -711,6 +721,12 @@ def _update(k: int, n: int, work: Work) -> Update:
         few = f"{grid[0] * grid[1]} of the smallest tiles, too few to fill {card.multiprocessors} multiprocessors"
         return small_update([(k, n)], work, f"{k:,}×{n:,} makes {few}")
     return Simt(tile, f"{_why_simt(k, n, work)}; {reason}")
+
+
+def _keeps_delta(n: int, work: Work) -> bool:
+    """Whether each block of an update that splits its operands keeps all of dz."""
+    is_short = work.rows <= kernels.LARGE_K_MOST_ROWS and n <= kernels.LARGE_K_MOST_N
+    return is_short and work.setting.arch == "sm_90a"
 
 
 def _parts_of_split(k: int, n: int, work: Work) -> tuple[int, int]:

@@ -24,6 +24,7 @@ from ..kernels import (
     sm80_tiles,
     sm90_tiles,
     tiles_sharing_k,
+    wide_cluster_tiles,
     wide_tiles,
 )
 from . import thresholds
@@ -201,10 +202,23 @@ def weight_tile(
             return WeightTile(best, counts[best][1], clocks[best], f"clusters of blocks share the rows; {counted}")
         is_bound = in_place and _is_bound_by_memory(alone, k, n, rows, multiprocessors, known)
         if is_bound and _leaves_memory_idle(usual, alone, k, n, multiprocessors):
-            return WeightTile(alone, True, known, f"several blocks a multiprocessor, which move {k * n:,} weights")
+            tile = _streaming_tile(operand_format, alone, k, n, multiprocessors)
+            return WeightTile(tile, True, known, f"several blocks a multiprocessor, which move {k * n:,} weights")
     if not sums_columns and usual.column_partials(1):
         why += "; another launch sums the bias's gradient, for which the product would wait longer"
     return WeightTile(usual, sums_columns, known, why)
+
+
+def _streaming_tile(
+    operand_format: OperandFormat, alone: ClusterSplitTile, k: int, n: int, multiprocessors: int
+) -> ClusterSplitTile:
+    """The tile by which several blocks a multiprocessor move a weight: a wide one, unless all of its blocks are there at
+    once, or more of them is padding."""
+    for wide in wide_cluster_tiles(operand_format):
+        has_little_padding = 8 * wide.n * ceil_div(n, wide.n) <= 9 * alone.n * ceil_div(n, alone.n)
+        if thresholds.WIDE_CLUSTERS_ARE_USED and has_little_padding and not _is_one_wave(wide, k, n, multiprocessors):
+            return wide
+    return alone
 
 
 def _is_bound_by_memory(tile: ClusterSplitTile, k: int, n: int, rows: int, multiprocessors: int, known: int) -> bool:
