@@ -43,7 +43,7 @@ WIDTHS, ROWS = (48, 84, 21, 36, 95, 187), 4371  # of which the last layer is on 
 
 @pytest.fixture(autouse=True)
 def launch_by_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensor cores are counted at more than they take, so that narrow layers of all these networks are on plain cores."""
+    """Tensor cores are counted at more than they take, so that narrow layers of these networks are on plain cores."""
     monkeypatch.setattr(thresholds, "ROW_STEP_IS_USED", False)
     monkeypatch.setattr(thresholds, "TENSOR_ROW_STEP_IS_USED", False)
     monkeypatch.setattr(thresholds, "LAYERS_TENTHS", 17)

@@ -88,13 +88,15 @@ PRECISION_OF = {
 
 def makes_weights(tile: GemmTile) -> bool:
     """Whether gradients of weights are made with a tile, as all but the widest and the narrowest make them."""
+    if isinstance(tile, ClusterSplitTile):
+        return not tile.shares_k
     others = *narrow_tiles(tile.operand_format), *wide_tiles(tile.operand_format), *shared_tiles(tile.operand_format)
     return tile not in others or tile in narrow_weight_tiles(tile.operand_format)
 
 
 def makes_activations(tile: GemmTile) -> bool:
     """Whether forward products and gradients of inputs are made with a tile."""
-    return not isinstance(tile, ClusterSplitTile) or tile in tiles_sharing_k(tile.operand_format)
+    return not isinstance(tile, ClusterSplitTile) or tile.shares_k
 
 
 # Of the kernels with these tiles, those that stand for all where compiling each one takes too long: the heaviest
@@ -106,7 +108,7 @@ SAMPLED_TILES = [
     for tile in (
         *sm90_tiles(operand_format), *wide_tiles(operand_format), *shared_tiles(operand_format),
         *narrow_tiles(operand_format),
-        *cluster_tiles(operand_format), *sm80_tiles(operand_format)[:1],
+        *cluster_tiles(operand_format), *tiles_sharing_k(operand_format), *sm80_tiles(operand_format)[:1],
     )
 ]  # fmt: skip
 RULED_TILES = [sm90_tiles(operand_format)[0] for operand_format in OPERAND_FORMATS]  # compiled with a rarer rule, too
@@ -805,7 +807,7 @@ def products(
         *shared_tiles(operand_format),
         *narrow_tiles(operand_format),
     )
-    for tile in tiles or (*usual, *cluster_tiles(operand_format)):
+    for tile in tiles or (*usual, *cluster_tiles(operand_format), *tiles_sharing_k(operand_format)):
         if makes_activations(tile):
             yield tensor_forward(tile, "identity", whole(len(a)), a, b, plain=True), "y"
             transposed = np.ascontiguousarray(b.T)

@@ -190,12 +190,15 @@ class ClusterSplitTile:
         side: rows of a tile, and columns unless it is wide.
         is_wide: whether a tile has twice as many columns as rows, so that blocks read operands less often, and memory
             has longer pieces of rows.
+        shares_k: whether it makes activations, by no more blocks than there are multiprocessors, so that each may have
+            more of its operands in flight.
     """
 
     operand_format: OperandFormat
     split: int
     side: int = 64
     is_wide: bool = False
+    shares_k: bool = False
 
     across = 1
     main_loop = "gemm/cluster_split.cuh"
@@ -213,7 +216,7 @@ class ClusterSplitTile:
         """
         if self.side > 64 or (self.operand_format.components == 3 and self.split > 1):
             return 1
-        return 3 if self.operand_format.components == 1 and not self.is_wide else 2
+        return 3 if self.operand_format.components == 1 and not (self.is_wide or self.shares_k) else 2
 
     def at_once(self, multiprocessors: int) -> int:
         """How many blocks are on a card at once: where each has a multiprocessor to itself, clusters of four and eight
@@ -251,7 +254,7 @@ class ClusterSplitTile:
         """Stages of the ring: as many as the memory of that many blocks holds."""
         if self.side > 64:
             return 6 // self.operand_format.components
-        return {1: 4, 2: 3, 3: 2 if self.blocks > 1 else 4}[self.operand_format.components]
+        return {1: 6 if self.shares_k else 4, 2: 3, 3: 2 if self.blocks > 1 else 4}[self.operand_format.components]
 
     @property
     def stage_bytes(self) -> int:
@@ -367,7 +370,7 @@ def cluster_tiles(operand_format: OperandFormat) -> tuple[ClusterSplitTile, ...]
 
 def tiles_sharing_k(operand_format: OperandFormat) -> tuple[ClusterSplitTile, ...]:
     """Those whose clusters share k of a product that makes activations, the fewest blocks first."""
-    return cluster_split_tiles(operand_format)[1:]
+    return tuple(replace(tile, shares_k=True) for tile in cluster_split_tiles(operand_format)[1:])
 
 
 def _tensor_product(

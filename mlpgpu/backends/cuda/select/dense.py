@@ -298,8 +298,8 @@ def fills_by_rows(k: int, n: int, work: Work) -> bool:
 def may_be_uncut(k: int, n: int, work: Work) -> bool:
     """Whether counts say if a step multiplies a layer on tensor cores, which is split along k else.
 
-    So it is not of the fewest columns, unless operands are single 16-bit numbers, nor of a longer k whose update keeps dz
-    in a block.
+    So it is not of the fewest columns, unless operands are single 16-bit numbers, nor of a longer k whose update keeps
+    dz in a block.
     """
     operand_format = work.operand_format
     if not (work.is_training and _has_narrow_tiles(work)) or operand_format is None or not is_cut(k, n):

@@ -268,8 +268,9 @@ CLUSTER_BYTES_PER_CLOCK = 1540, 1130
 CLUSTER_FILLED_HUNDREDTHS = 92
 CLUSTER_MANY_WEIGHTS = 1 << 23
 
-# True: those blocks have tiles of 64 by 128 where that is more than one wave of them.  An H200, by tiles of 64 by 64 and so:
-# 6144 by 6144 at 128 rows in bfloat16 204 and 195 µs, 768 by 3072 at 64 29 and 30; 768 by 1536, one wave, 7.5 and 8.3.
+# True: those blocks have tiles of 64 by 128 where that is more than one wave of them.  An H200, by tiles of 64 by 64
+# and so: 6144 by 6144 at 128 rows in bfloat16 204 and 195 µs, 768 by 3072 at 64 29 and 30; 768 by 1536, one wave, 7.5
+# and 8.3.
 WIDE_CLUSTERS_ARE_USED = True
 
 # True: where that is counted at more than so many tenths of what it takes with a launch of its own, another kernel sums
@@ -395,12 +396,11 @@ WHOLE_BATCH_ROWS_OF_SINGLES = 16
 WHOLE_BATCH_MOST_WEIGHTS_OF_SINGLES = 1 << 22
 WHOLE_BATCH_MOST_WEIGHTS_OF_SCALED = 20 << 20
 
-# Passes over W on tensor cores: between so many rows, and for weights from these sizes on, of FEW_ROWS and of more.  An H100, µs a step, without and with them: 2085-1024-1024-882 at 19 rows in
-# float32 96.5, 82.7; 51-3072-3072-2 at 64 193, 152; 1000-1300-1300-200 at 24 in tf32 99, 84; 14-1556-1556-1556-338 at
-# 64 163, 140; 39-6144-1536-1536-3072-6144-31 at 32 in bfloat16 442, 383.  784-1024-1024-10 at 64 in float32 68.5, 75.1;
-# 51-3072-3072-2 at 100 in tf32 197, 225; 1788-768-384-2048-512-326 at 39 in bfloat16 94, 122.
-# Of more than 32 rows tiles have less to do where no pass makes operands with scales.  An H200, with such passes and by
-# tiles: 218-5174-5174-308 at 64 rows in tf32 437, 352; 4416-4096-2048-6144-413 at 64 in float32 648, 604; but
+# Passes over W on tensor cores: between so many rows, and for weights from these sizes on, of FEW_ROWS and of more.  An
+# H100, µs a step, without and with them: 2085-1024-1024-882 at 19 rows in float32 96.5, 82.7; 1000-1300-1300-200 at 24 in
+# tf32 99, 84; 39-6144-1536-1536-3072-6144-31 at 32 in bfloat16 442, 383; 1788-768-384-2048-512-326 at 39 94, 122.
+# Of more than 32 rows tiles have less to do where no launch makes operands with scales.  An H200, with such passes and
+# by tiles: 218-5174-5174-308 at 64 rows in tf32 437, 352; 4416-4096-2048-6144-413 at 64 in float32 648, 604; but
 # 65-2048x6-149 at 64 in tf32, whose operands are halves with scales, 395, 450.
 TENSOR_WHOLE_BATCH_IS_USED = True
 TENSOR_WHOLE_BATCH_LEAST_ROWS = 17

@@ -212,8 +212,8 @@ def weight_tile(
 def _streaming_tile(
     operand_format: OperandFormat, alone: ClusterSplitTile, k: int, n: int, multiprocessors: int
 ) -> ClusterSplitTile:
-    """The tile by which several blocks a multiprocessor move a weight: a wide one, unless all of its blocks are there at
-    once, or more of them is padding."""
+    """The tile by which several blocks a multiprocessor move a weight: a wide one, unless all of its blocks are there
+    at once, or more of them is padding."""
     for wide in wide_cluster_tiles(operand_format):
         has_little_padding = 8 * wide.n * ceil_div(n, wide.n) <= 9 * alone.n * ceil_div(n, alone.n)
         if thresholds.WIDE_CLUSTERS_ARE_USED and has_little_padding and not _is_one_wave(wide, k, n, multiprocessors):
