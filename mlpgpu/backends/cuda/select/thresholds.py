@@ -397,8 +397,8 @@ WHOLE_BATCH_MOST_WEIGHTS_OF_SINGLES = 1 << 22
 WHOLE_BATCH_MOST_WEIGHTS_OF_SCALED = 20 << 20
 
 # Passes over W on tensor cores: between so many rows, and for weights from these sizes on, of FEW_ROWS and of more.  An
-# H100, µs a step, without and with them: 2085-1024-1024-882 at 19 rows in float32 96.5, 82.7; 1000-1300-1300-200 at 24 in
-# tf32 99, 84; 39-6144-1536-1536-3072-6144-31 at 32 in bfloat16 442, 383; 1788-768-384-2048-512-326 at 39 94, 122.
+# H100, µs a step, without and with them: 2085-1024-1024-882 at 19 rows in float32 96.5, 82.7; 1000-1300-1300-200 at 24
+# in tf32 99, 84; 39-6144-1536-1536-3072-6144-31 at 32 in bfloat16 442, 383; 1788-768-384-2048-512-326 at 39 94, 122.
 # Of more than 32 rows tiles have less to do where no launch makes operands with scales.  An H200, with such passes and
 # by tiles: 218-5174-5174-308 at 64 rows in tf32 437, 352; 4416-4096-2048-6144-413 at 64 in float32 648, 604; but
 # 65-2048x6-149 at 64 in tf32, whose operands are halves with scales, 395, 450.
