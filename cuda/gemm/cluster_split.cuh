@@ -90,7 +90,8 @@ struct SharedSums {
         using Scales = typename Epilogue::Scales;
         // Quads whose loads overlap: more take too many registers.
         constexpr bool HAS_SCALES = sizeof(Scales) >= sizeof(int);
-        constexpr bool IS_LARGE = T::COMPONENTS == 1 && T::N == 64 && sizeof(Read) > 3 * sizeof(float4);  // for three blocks' registers
+        // For registers of which three blocks have a third each.
+        constexpr bool IS_LARGE = T::COMPONENTS == 1 && T::N == 64 && sizeof(Read) > 3 * sizeof(float4);
         constexpr int MOST = !HAS_SCALES ? (IS_LARGE ? 2 : 4) : T::COMPONENTS > 1 ? 2 : 1, GROUP = QUADS < MOST ? QUADS : MOST;
         Read read[GROUP];
         Scales scales[GROUP];
