@@ -49,7 +49,7 @@ __device__ __forceinline__ float sum_to_lanes(float (&values)[16]) {
 // of more, a lane has COUNT / WARP neighbouring sums. In each step a lane passes half of its values to another lane.
 template <int COUNT>
 __device__ __forceinline__ void sums_to_lanes(float (&values)[COUNT]) {
-    static_assert(COUNT >= 16 && (COUNT & (COUNT - 1)) == 0);
+    static_assert(COUNT >= 8 && (COUNT & (COUNT - 1)) == 0);
 #pragma unroll
     for (int halving = 0; halving < 5; ++halving) {
         const int width = WARP / 2 >> halving, left = COUNT >> (halving + 1);

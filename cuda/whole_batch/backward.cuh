@@ -19,7 +19,8 @@ namespace mlpgpu {
 // large since each fetches all of dz from the second-level cache.
 template <int ROWS_>
 struct WholeBatchBackward {
-    static constexpr int ROWS = ROWS_, WARPS = 8, THREADS = WARPS * WARP, BLOCKS = 2;  // of a multiprocessor of sm_90a
+    static constexpr int ROWS = ROWS_, WARPS = 8, THREADS = WARPS * WARP;
+    static constexpr int BLOCKS = ROWS < 8 ? 3 : 2;  // of a multiprocessor of sm_90a
     static constexpr int LANE_ROWS = 2, LANE_COLUMNS = 2, COLUMNS = LANE_COLUMNS * WARP;
     static constexpr int MOST_COLUMN_WARPS = ROWS > 8 ? 2 : 4;
     static constexpr int DELTA_PITCH = MOST_COLUMN_WARPS * COLUMNS + 4, DELTAS = ROWS * DELTA_PITCH;  // of a chunk of dz

@@ -67,6 +67,13 @@ __device__ __forceinline__ void copy_vector(float* to, const float* from, int le
     for (int i = 0; i < 4; ++i) to[i] = i < left ? load_alone(from + i) : 0.0f;
 }
 
+// Starts to copy the vector that has this number, of a row of which `left` are left from it on, or fewer than -3 of none; what
+// lies behind becomes 0, and is not read.
+__device__ __forceinline__ void copy_vector_or_clear(float* to, const float* number, int left) {
+    const int lead = lead_of(number, 0, 0);
+    copy_async_or_clear<16>(shared_address(to), number - lead, 4 * largest(0, smallest(left + lead, 4)));
+}
+
 // The same of the vector that has this number, of a row of which `left` are left from it on. Of IS_WHOLE it is known that
 // the row has all of the vector, which takes a fifth of the instructions.
 template <bool IS_WHOLE>

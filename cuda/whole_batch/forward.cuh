@@ -15,15 +15,18 @@ namespace mlpgpu {
 // ahead, so that a warp waits for memory alone. A lane has LANE_ROWS by LANE_COLUMNS elements of z and LANE_K of a slice's rows
 // of W, so that a number that it reads from shared memory serves several products. Of few columns the SPLIT blocks of a
 // cluster share the slices, and each finishes a part of z, whose sums it reads from the memory of all. Memory gives a tenth
-// more in a second of rows of 32 columns, which are cache lines, than of halves of them, and more still of 64 columns.
+// more in a second of rows of 32 columns, which are cache lines, than of halves of them, and more still of 64 columns. Rows of
+// so many are copied by vectors wherever they begin, each behind its place by its lead; of halves that would take more memory.
 template <int ROWS_, int COLUMNS_>
 struct WholeBatchForward {
     static constexpr int ROWS = ROWS_, COLUMNS = COLUMNS_, K = 256 / COLUMNS, WARPS = ROWS > 16 ? 8 : 16, THREADS = WARPS * WARP;
     static constexpr int STAGES = ROWS == 16 && COLUMNS < 64 ? 3 : 4;  // whose bytes a block may have on every card since sm_80
-    static constexpr int LANE_ROWS = 8, LANE_COLUMNS = ROWS / 4;  // of z, that a lane adds up along its rows of W
+    // Rows and columns of z, that a lane adds up along its rows of W.
+    static constexpr int LANE_ROWS = smallest(ROWS, 8), LANE_COLUMNS = largest(ROWS / 4, 2);
     static constexpr int ROW_LANES = ROWS / LANE_ROWS, COLUMN_LANES = COLUMNS / LANE_COLUMNS;
     static constexpr int LANES = ROW_LANES * COLUMN_LANES, LANE_K = K / (WARP / LANES);  // lanes of all z; rows of W of a lane
-    static constexpr int STAGE = K * COLUMNS + ROWS * K;
+    static constexpr bool HAS_LEADS = COLUMNS > 16;
+    static constexpr int PITCH = HAS_LEADS ? COLUMNS + 4 : COLUMNS, STAGE = K * PITCH + ROWS * K;
     static constexpr int SHARED_BYTES = 4 * WARPS * STAGES * STAGE;
     static_assert(LANE_K == 4, "a lane reads x along its rows of W as a vector");
     static_assert(WARPS * ROWS * COLUMNS <= WARPS * STAGES * STAGE, "in the end the warps' sums lie where the slices were");
@@ -44,16 +47,19 @@ __device__ __forceinline__ void dense_forward_whole_batch(const Step* step, int 
     float* const ring = shared + warp * T::STAGES * T::STAGE;
     const Rows rows = shard_rows(step, shard, shards);
     const float* const from = first_input_row(rows, x, order, k);
-    const TileCopies<T::COLUMNS> w_copies(is_vectored(w, n));
+    const bool has_leads = T::HAS_LEADS && !is_vectored(w, n);
+    const TileCopies<T::COLUMNS> w_copies(T::HAS_LEADS || is_vectored(w, n));
     const TileCopies<T::K> x_copies(is_vectored(from, k));
 
     const auto fetch_w = [&](int slice, int stage) {
-        float* const to = ring + stage * T::STAGE + w_copies.row * T::COLUMNS + w_copies.column;
-        const int column = n0 + w_copies.column;
-        w_copies.template each_row<T::K>([&](int, int behind) {
-            const int row = slice * T::K + w_copies.row + behind;
-            w_copies.copy(to + behind * T::COLUMNS, w + static_cast<int64_t>(row) * n + column, row < k ? n - column : 0);
-        });
+        const auto copy = [&](int row, int column) {
+            float* const to = ring + stage * T::STAGE + row * T::PITCH + column;
+            const float* const number = w + static_cast<int64_t>(slice * T::K + row) * n + n0 + column;
+            const int left = slice * T::K + row < k ? n - n0 - column : -4;
+            has_leads ? copy_vector_or_clear(to, number, left) : w_copies.copy(to, number, left);
+        };
+        w_copies.template each_row<T::K>([&](int, int behind) { copy(w_copies.row + behind, w_copies.column); });
+        if (has_leads && lane < T::K) copy(lane, T::COLUMNS);
     };
     // Floats that are copied one by one pass through the first-level cache, which may hold what earlier launches left.
     if (!w_copies.vectored) pdl_wait_and_trigger();
@@ -71,7 +77,7 @@ __device__ __forceinline__ void dense_forward_whole_batch(const Step* step, int 
     const auto place_of_x = [](int r, int vector) {
         return r * T::K + 4 * (T::K > 8 ? vector ^ r % T::ROW_LANES / 2 * 2 : vector);
     };
-    const int place = T::K * T::COLUMNS + place_of_x(x_copies.row, x_copies.column / 4) + x_copies.column % 4;
+    const int place = T::K * T::PITCH + place_of_x(x_copies.row, x_copies.column / 4) + x_copies.column % 4;
     const auto fetch_x = [&](int slice, int stage) {
         float* const to = ring + stage * T::STAGE + place;
         x_copies.template each_row<T::ROWS>([&](int i, int behind) {
@@ -87,6 +93,13 @@ __device__ __forceinline__ void dense_forward_whole_batch(const Step* step, int 
 
     const int part = lane / T::LANES, lane_row = lane % T::ROW_LANES;
     const int lane_column = lane % T::LANES / T::ROW_LANES * T::LANE_COLUMNS;
+    const auto read_w = [&](const float* staged_w, int row, float (&of_w)[T::LANE_COLUMNS]) {
+        staged_w += row * T::PITCH;
+        if (!has_leads) return load_neighbours(staged_w, of_w);
+        staged_w += lead_of(w + n0, row, n);  // that of each fourth row, as slices and lanes have whole fours
+#pragma unroll
+        for (int q = 0; q < T::LANE_COLUMNS; ++q) of_w[q] = staged_w[q];
+    };
     float sums[T::LANE_ROWS][T::LANE_COLUMNS] = {};
     int stage = 0;
     for (int slice = first_slice; slice * T::K < k; slice += WARPS) {
@@ -96,13 +109,13 @@ __device__ __forceinline__ void dense_forward_whole_batch(const Step* step, int 
         fetch_w(following, freed);
         fetch_x(following, freed);
         commit_copies();
-        const float* const staged_w = ring + stage * T::STAGE + part * T::LANE_K * T::COLUMNS + lane_column;
-        const float* const staged_x = ring + stage * T::STAGE + T::K * T::COLUMNS + place_of_x(lane_row, part);
+        const float* const staged_w = ring + stage * T::STAGE + part * T::LANE_K * T::PITCH + lane_column;
+        const float* const staged_x = ring + stage * T::STAGE + T::K * T::PITCH + place_of_x(lane_row, part);
 #pragma unroll 1  // registers have room for half of it
         for (int half = 0; half < T::LANE_K; half += 2) {
             float of_w[2][T::LANE_COLUMNS];
 #pragma unroll
-            for (int e = 0; e < 2; ++e) load_neighbours(staged_w + (half + e) * T::COLUMNS, of_w[e]);
+            for (int e = 0; e < 2; ++e) read_w(staged_w, half + e, of_w[e]);
 #pragma unroll
             for (int i = 0; i < T::LANE_ROWS; ++i) {
                 float of_x[2];

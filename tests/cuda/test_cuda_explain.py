@@ -148,6 +148,8 @@ def test_flops_are_those_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     many_rows = narrow.lower(capacity=2000, loss="huber", optimizer=OPTIMIZERS["Adam"](0.1), precision="float32-ieee")
     ends = mg.Network([mg.Dense(12, 600, "relu"), mg.Dense(600, 10)], seed=1)
     one_wave = ends.lower(capacity=1000, loss="huber", optimizer=OPTIMIZERS["Adam"](0.1), precision="float32-ieee")
+    ends = mg.Network([mg.Dense(12, 600, "relu"), mg.Dense(600, 3)], seed=1)
+    waves = ends.lower(capacity=3000, loss="huber", optimizer=OPTIMIZERS["Adam"](0.1), precision="float32-ieee")
     layers = [mg.Dense(12, 30, "relu"), mg.Dense(30, 40, "tanh"), mg.Dense(40, 5)]
     by_rows = mg.Network(layers, seed=1).lower(
         capacity=4000, loss="huber", optimizer=OPTIMIZERS["Adam"](0.1), precision="tf32"
@@ -156,7 +158,7 @@ def test_flops_are_those_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     few_rows = wide.lower(capacity=30, loss="huber", optimizer=OPTIMIZERS["Adam"](0.1), precision="tf32")
     tall = mg.Network([mg.Dense(3000, 40, "relu"), mg.Dense(40, 5)], seed=1)
     apart = tall.lower(capacity=1000, loss="huber", optimizer=OPTIMIZERS["Adam"](0.1), precision="tf32")
-    named = many_rows, one_wave, by_rows, few_rows, apart
+    named = many_rows, one_wave, waves, by_rows, few_rows, apart
     monkeypatch.setattr(thresholds, "INPUT_LAYER_IS_APART", True)
     for seed, step in enumerate([*(any_plan(Random(seed)) for seed in range(250)), *named]):
         shards = [rows.stop - rows.start for rows in step.shard_rows(step.capacity)]

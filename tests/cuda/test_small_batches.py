@@ -685,7 +685,8 @@ def test_tensor_cores_multiply_more_rows_by_very_large_weights(operand_format: O
     ("k", "n", "rows", "has_dx", "blocks", "warps"),
     [(4096, 3072, 8, True, (256, 1), 1), (1061, 4096, 8, True, (133, 1), 2), (6144, 6144, 8, True, (768, 1), 2),
      (512, 2048, 8, True, (128, 1), 4), (1536, 1536, 16, True, (192, 1), 2), (1536, 1536, 32, True, (192, 1), 2),
-     (1536, 64, 8, True, (192, 1), 2), (768, 4096, 8, False, (48, 5), 1), (3073, 6161, 8, False, (769, 1), 4)],
+     (1536, 64, 8, True, (192, 1), 2), (768, 4096, 8, False, (48, 5), 1), (3073, 6161, 8, False, (769, 1), 4),
+     (4096, 3072, 4, True, (1024, 1), 4), (6144, 6144, 4, True, (384, 1), 1), (3073, 6161, 4, False, (385, 1), 2)],
 )  # fmt: skip
 def test_backward_passes_of_the_whole_batch_have_the_blocks_that_end_first(
     k: int, n: int, rows: int, has_dx: bool, blocks: tuple[int, int], warps: int

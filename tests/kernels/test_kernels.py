@@ -443,6 +443,48 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "lane_row * T::K + 4 * part;",
         kernels.dense_forward_whole_batch(kernels.WHOLE_BATCHES[-1]),
     ),
+    "rows of W taken to begin as their tile's first one does": (
+        "whole_batch/forward.cuh",
+        "lead_of(w + n0, row, n);",
+        "lead_of(w + n0, 0, n);",
+        kernels.dense_forward_whole_batch(kernels.WHOLE_BATCHES[0], 32),
+    ),
+    "the end of a tile's rows of W not copied": (
+        "whole_batch/forward.cuh",
+        "if (has_leads && lane < T::K)",
+        "if (has_leads && lane + 1 < T::K)",
+        kernels.dense_forward_whole_batch(kernels.WHOLE_BATCHES[1], 64),
+    ),
+    "what lies behind the last row of W multiplied": (
+        "whole_batch/forward.cuh",
+        "? n - n0 - column : -4;",
+        "? n - n0 - column : 0;",
+        kernels.dense_forward_whole_batch(kernels.WHOLE_BATCHES[-1], 32),
+    ),
+    "what lies behind W's columns in a row head not cleared": (
+        "fused/row_head.cuh",
+        "row < k ? __ldcg(from) : 0.0f;",
+        "__ldcg(row < k ? from : w);",
+        kernels.head("huber", "dense", form=kernels.ROW_HEAD),
+    ),
+    "a row head's second row taken for the first": (
+        "fused/row_head.cuh",
+        "{deltas[j], deltas[T::MOST_COLUMNS + j]}",
+        "{deltas[j], deltas[j]}",
+        kernels.head("huber", "dense", form=kernels.ROW_HEAD),
+    ),
+    "errors of a row head added up before all are there": (
+        "fused/row_head.cuh",
+        "    __syncthreads();  // all errors are there\n",
+        "",
+        kernels.head("huber", "dense", form=kernels.ROW_HEAD),
+    ),
+    "x of a row head kept where its row is longer": (
+        "fused/row_head.cuh",
+        "saved == x && k <= T::DEPTH",
+        "saved == x && k <= 2 * T::DEPTH",
+        kernels.head("squared_error", "dense", form=kernels.ROW_HEAD),
+    ),
     "sums of a cluster's last block left out": (
         "whole_batch/forward.cuh",
         "block < SPLIT; ++block)",

@@ -316,14 +316,46 @@ def output(
     return Case(f"{batch}-{n}{variant}", kernels.output(function, team=team), (blocks,), args, outputs)
 
 
+def row_head_cases() -> Iterator[Case]:
+    """Heads whose warps have two rows at a time, 512 of k at once, in blocks of 32 rows."""
+    form = kernels.ROW_HEAD
+    for name, kind in LOSS_KINDS:
+        yield loss(name, kind, whole(35), 8, width=33, activation="tanh", total=True, form=form)
+        yield loss(name, kind, whole(17), 7, width=70, activation="relu", weighted=False, textured=False, form=form)
+    for rows, k, n in (
+        (1, 1, 1),
+        (3, 4, 8),
+        (33, 999, 3),
+        (64, 1024, 8),
+        (63, 513, 5),
+        (2, 4100, 2),
+        (31, 9100, 1),
+        (66, 512, 2),
+    ):
+        yield loss("huber", "dense", whole(rows), n, width=k, activation="tanh", total=True, form=form)
+        yield loss("squared_error", "dense", whole(rows), n, width=k, activation="tanh", of_x=True, form=form)
+    yield loss("squared_error", "dense", whole(9), 3, width=40, scaled=True, form=form)
+    for activation in ACTIVATIONS:
+        yield loss("squared_error", "dense", whole(9), 5, width=33, activation=activation, form=form)
+    for batch in batches(70):
+        yield loss("softmax_cross_entropy", "index", batch, 7, width=40, activation="silu", form=form)
+        yield loss("softmax_cross_entropy", "index", batch, 7, width=39, activation="silu", form=form, rate=0.25)
+    for batch, components in product(batches(130), BFLOAT_ERRORS):
+        for width, of_x in ((70, False), (530, True)):
+            yield loss(
+                "squared_error", "dense", batch, 5, width=width, activation="tanh", components=components, form=form,
+                of_x=of_x, rate=0.25 * (components - 1),
+            )  # fmt: skip
+
+
 def column_head_cases() -> Iterator[Case]:
     """Heads whose threads have a column of W each.  W of 32 columns comes to shared memory in parts of 352 rows."""
     for form, (name, kind), textured in product(kernels.HEADS, LOSS_KINDS, (True, False)):
         yield loss(name, kind, whole(9), 5, width=39, activation="tanh", textured=textured, form=form, rate=0.25)
-    for form, (name, kind) in product(kernels.HEADS[1:], LOSS_KINDS):
+    for form, (name, kind) in product(kernels.COLUMN_HEADS, LOSS_KINDS):
         yield loss(name, kind, whole(31), 10, width=33, activation="tanh", total=True, form=form)
         yield loss(name, kind, whole(17), 32, width=70, activation="relu", weighted=False, textured=False, form=form)
-    for form in kernels.HEADS[1:]:
+    for form in kernels.COLUMN_HEADS:
         for rows, k, n in ((1, 1, 1), (3, 1, 32), (5, 999, 3), (9, 1000, 32), (2, 2048, 11), (3, 1111, 1), (11, 2, 31)):
             yield loss("huber", "dense", whole(rows), n, width=k, activation="tanh", total=True, form=form)
         yield loss("huber", "dense", whole(3), 2, width=7000, activation="relu", form=form)  # x comes in two parts
@@ -381,6 +413,7 @@ def loss_cases() -> Iterator[Case]:
             for n, team in ((512, kernels.WARP_TEAM), (530, kernels.WARP_TEAM), (4200, kernels.WIDE_TEAM)):
                 yield loss(name, kind, whole(2), n, team=team)
     yield from column_head_cases()
+    yield from row_head_cases()
     for activation in ACTIVATIONS:
         yield loss("squared_error", "dense", whole(9), 5, width=33, activation=activation)
     for batch in batches(130):

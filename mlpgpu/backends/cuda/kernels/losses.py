@@ -1,5 +1,5 @@
 """Losses and outputs (``elementwise/loss.cuh``), and a loss in one kernel with the last dense layer
-(``fused/head.cuh``, ``fused/column_head.cuh``)."""
+(``fused/head.cuh``, ``fused/column_head.cuh``, ``fused/row_head.cuh``)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,19 @@ from itertools import product
 from ....activations import ACTIVATIONS
 from ....losses import FORMS, OUTPUTS
 from ...sources import camel
-from .entry import DENSE_PRODUCT, DROPPED, DROPS, ROW_THREADS, ROWS, SUM_BYTES, WARP, Entry, Product, arguments
+from .entry import (
+    DENSE_PRODUCT,
+    DROPPED,
+    DROPS,
+    ROW_THREADS,
+    ROWS,
+    SUM_BYTES,
+    WARP,
+    Entry,
+    Product,
+    arguments,
+    ceil_div,
+)
 
 # Losses that a product may end with: each output has a term by itself (SumOfTerms and MeanOfTerms of math/losses.cuh).
 # Of the others that are such sums there is no such product, to compile fewer kernels.
@@ -32,6 +44,7 @@ class HeadForm:
         header: the file under ``cuda/`` that defines it, as ``function`` for blocks of the struct ``block``.
         rows: of a block.
         suffix: the end of its entries' names.
+        title: what it is called.
         blocks: that must fit on a multiprocessor at once.
     """
 
@@ -42,10 +55,11 @@ class HeadForm:
     threads: int
     shared_bytes: int
     suffix: str = ""
+    title: str = "head"
     blocks: int = 1
 
     def __str__(self) -> str:
-        return "head by columns" if self.suffix else "head"
+        return self.title
 
 
 # Head of fused/head.cuh, which keeps MOST_K by MOST_N of W, and ColumnHead of fused/column_head.cuh.
@@ -58,12 +72,25 @@ def _column_head(rows: int, warps: int) -> HeadForm:
     shared_bytes = 4 * (12336 + rows * (threads + 2 * HEAD_MOST_N + 4))
     return HeadForm(
         "fused/column_head.cuh", "column_head", f"ColumnHead<{rows}>", rows, threads, shared_bytes, suffix,
-        blocks=2 if rows == 8 else 1,
+        "head by columns", blocks=2 if rows == 8 else 1,
     )  # fmt: skip
 
 
 COLUMN_HEAD, FEW_ROWS_HEAD = _column_head(8, 8), _column_head(2, 15)
-HEADS = (WHOLE_HEAD, COLUMN_HEAD, FEW_ROWS_HEAD)
+COLUMN_HEADS = (COLUMN_HEAD, FEW_ROWS_HEAD)
+
+# RowHead of fused/row_head.cuh: its most columns of W, and the floats that it has for them.
+ROW_HEAD_MOST_N, _ROW_HEAD_ROOM = 8, 9248
+ROW_HEAD = HeadForm(
+    "fused/row_head.cuh", "row_head", "RowHead", 32, 8 * WARP, 4 * (_ROW_HEAD_ROOM + 4 * 8 * ROW_HEAD_MOST_N + 2 * 32),
+    "_rows", "head by rows", blocks=2,
+)  # fmt: skip
+HEADS = (WHOLE_HEAD, *COLUMN_HEADS, ROW_HEAD)
+
+
+def fits_row_head(k: int, n: int) -> bool:
+    """Whether W (k, n) fits into the shared memory of a head by rows."""
+    return n <= ROW_HEAD_MOST_N and n * (4 * WARP * ceil_div(k, 4 * WARP) + 4) <= _ROW_HEAD_ROOM
 
 
 @dataclass(frozen=True)

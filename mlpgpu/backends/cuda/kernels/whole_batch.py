@@ -8,10 +8,10 @@ from .dense import FORMAT_OF_COMPONENTS, INPUT_SIGNATURE, gradient_signature, up
 from .entry import DENSE_PRODUCT, DROPOUT, ROW_THREADS, ROWS, WARP, Entry, arguments, ceil_div
 from .updates import RULES, slot_count
 
-WHOLE_BATCHES = (8, 16, 32)  # the most rows of WholeBatchForward and WholeBatchBackward
+WHOLE_BATCHES = (4, 8, 16, 32)  # the most rows of WholeBatchForward and WholeBatchBackward
 WHOLE_BATCH_SPLITS = (1, 2, 4, 8)  # blocks of a cluster that share the slices of the forward pass
 WHOLE_BATCH_WARPS, WHOLE_BATCH_COLUMNS = 8, 64  # of a block of the backward pass; of W, that a warp moves at a time
-_LANE_ROWS, _WHOLE_BATCH_BLOCKS = 2, 2  # of W, that such a warp moves at a time; of blocks, on a multiprocessor at once
+_LANE_ROWS = 2  # of W, that such a warp moves at a time
 
 # Rows and columns of a fragment of the batch (whole_batch/fragments.cuh).
 FRAGMENT = 16
@@ -61,11 +61,12 @@ def dense_forward_whole_batch(rows: int, columns: int = 16, split: int = 1) -> E
     name, block = "dense_forward_whole_batch", f"WholeBatchForward<{rows}, {columns}>"
     signature = f"{ROWS}, {INPUT_SIGNATURE}, const float* w[k,n], {_OUTPUTS}, {_SIZES}, {DROPOUT}"
     warps, stages = _forward_warps(rows), _forward_stages(rows, columns)
+    pitch = columns + 4 * (columns > 16)
     return Entry(
         f"{name}_{rows}x{columns}" + f"_by_{split}" * (split > 1), "whole_batch/forward.cuh",
         f"{name}<{block}, {split}>", arguments(signature), warps * WARP,
-        4 * warps * stages * _forward_k(columns) * (columns + rows),
-        blocks=16 // warps, needs="sm_90a" if split > 1 else "sm_80", cluster=split, spill_bytes=64,
+        4 * warps * stages * _forward_k(columns) * (pitch + rows),
+        blocks=2 if rows <= 8 else 16 // warps, needs="sm_90a" if split > 1 else "sm_80", cluster=split, spill_bytes=64,
         prefetched=(("w", 0),), products=(DENSE_PRODUCT,), block=block,
     )  # fmt: skip
 
@@ -92,10 +93,15 @@ def dense_backward_whole_batch(rule: str, rows: int) -> Entry:
     return Entry(
         f"{name}_{rule}_{rows}", "whole_batch/backward.cuh", f"{name}<{rule}Rule, {block}>", arguments(signature),
         WHOLE_BATCH_WARPS * WARP, 4 * (stages * (deltas + weights) + rows * WHOLE_BATCH_WARPS * _LANE_ROWS),
-        blocks=_WHOLE_BATCH_BLOCKS, needs="sm_80", constants=True,
+        blocks=_backward_blocks(rows), needs="sm_80", constants=True,
         prefetched=(("weight", 0), ("weight_slots", 0)), spill_bytes=24,
         products=(DENSE_PRODUCT, replace(DENSE_PRODUCT, when=("dx",))), block=block,
     )  # fmt: skip
+
+
+def _backward_blocks(rows: int) -> int:
+    """Of the backward pass, on a multiprocessor at once."""
+    return 3 if rows < 8 else 2
 
 
 def _most_column_warps(rows: int) -> int:
@@ -117,7 +123,7 @@ def whole_batch_backward_grid(
         downs = (1,) if has_dx else range(1, min(most, _MOST_BLOCKS_OF_COLUMNS) + 1)
         ways += [((across, down, 1), warps) for down in downs]
         warps *= 2
-    room = _WHOLE_BATCH_BLOCKS * multiprocessors
+    room = _backward_blocks(rows) * multiprocessors
     # Of equals that whose warps share most: what they copy at once lies side by side.
     return min(ways, key=lambda way: (_turns(way[0], chunks, way[1], room), -way[1]))
 

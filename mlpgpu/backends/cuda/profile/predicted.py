@@ -19,6 +19,7 @@ from ..select.counted import (
     partials_clocks,
     parts_clocks,
     parts_of_rows,
+    row_head_clocks,
     row_step_clocks,
     simt_clocks,
     summing_clocks,
@@ -92,11 +93,12 @@ def _clocks_of_blocks(launch: Launch, rows: int, multiprocessors: int) -> int:
 
 
 def _head_clocks(launch: Launch, rows: int, multiprocessors: int) -> int:
-    """Of a head by columns; 0 of another."""
-    by_columns = kernels.COLUMN_HEAD, kernels.FEW_ROWS_HEAD
-    form = next((form for form in by_columns if form.suffix in launch.entry.name), None)
+    """Of a head by columns or by rows; 0 of another."""
     k, n = launch.values["k"], launch.values["n"]
     assert isinstance(k, int) and isinstance(n, int)
+    if kernels.ROW_HEAD.suffix in launch.entry.name:
+        return row_head_clocks(k, n, rows, multiprocessors)
+    form = next((form for form in kernels.COLUMN_HEADS if form.suffix in launch.entry.name), None)
     return column_head_clocks(form, launch.grid[1], k, n, rows, multiprocessors) if form else 0
 
 

@@ -14,6 +14,7 @@ from ..kernels import (
     INPUT_LAYER_INPUTS,
     INPUT_LAYER_SLAB,
     INPUT_LAYER_WARPS,
+    ROW_HEAD,
     ROW_STEP_ROWS,
     SMALL_N_BATCH,
     TENSOR_ROW_STEP_ITEM_EIGHTS,
@@ -169,6 +170,15 @@ def column_head_clocks(form: HeadForm, parts: int, k: int, n: int, rows: int, mu
     waves = ceil_div(blocks, COLUMN_HEAD.blocks * multiprocessors)
     of_weights, of_rows = passes / 2 * k * n * ceil_div(blocks, multiprocessors), 3 * 4 * rows * k / cache
     return int(waves * thresholds.COLUMN_HEAD_WAVE_CLOCKS + max(of_weights, of_rows))
+
+
+def row_head_clocks(k: int, n: int, rows: int, multiprocessors: int) -> int:
+    """The same by a head of rows, whose blocks read W from shared memory for two rows at once."""
+    blocks = ceil_div(rows, ROW_HEAD.rows)
+    waves = ceil_div(blocks, ROW_HEAD.blocks * multiprocessors)
+    of_weights = ROW_HEAD.rows * k * n * ceil_div(blocks, multiprocessors) // thresholds.ROW_HEAD_WEIGHTS_PER_CLOCK
+    of_rows = 3 * 4 * rows * k / (thresholds.CACHE_BYTES_PER_CLOCK * multiprocessors)
+    return int(waves * thresholds.ROW_HEAD_WAVE_CLOCKS + max(of_weights, of_rows))
 
 
 def partials_clocks(rows: int, n: int, multiprocessors: int) -> int:

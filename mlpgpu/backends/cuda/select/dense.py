@@ -354,7 +354,7 @@ class CountedLayer:
         follows: whether the dense layer before it makes its x, with nothing or a dropout between them, which either
             of their products makes, or a launch of its own that leaves operands as well.
         has_head: whether one kernel makes its products and the loss, if plain cores do.
-        head_clocks: of that kernel, where the layer is split along k without it.
+        head_clocks: of that kernel, where the layer is split along k without it, or a warp has rows of its own.
     """
 
     k: int

@@ -10,6 +10,7 @@ from ..kernels import (
     FEW_ROWS_HEAD,
     HEAD_MOST_N,
     LOSS_COLUMNS,
+    ROW_HEAD,
     SMALL_N_COLUMNS,
     SUMS_OF_TERMS,
     TAIL_MOST_LAYERS,
@@ -23,9 +24,10 @@ from ..kernels import (
     HeadForm,
     Team,
     ceil_div,
+    fits_row_head,
 )
 from . import thresholds
-from .counted import column_head_clocks, is_faster, simt_clocks
+from .counted import column_head_clocks, is_faster, row_head_clocks, simt_clocks
 from .dense import is_cut, on_tensor_cores, product_rows, split_clocks
 from .setting import Verdict, Work
 from .tiles import small_batch_tile
@@ -90,16 +92,23 @@ def _head_of_cut(k: int, n: int, work: Work, why: str) -> Verdict:
     cut = f"its product is split along k = {k:,}"
     if not (thresholds.CUT_LAYERS_HAVE_HEADS and thresholds.COLUMN_HEADS_ARE_USED):
         return Verdict(False, cut)
-    by_head = cut_head_clocks(k, n, work)
+    by_head = form_clocks(k, n, work)
     apart = split_clocks(k, n, work) + thresholds.LOSS_CLOCKS + 3 * thresholds.LAUNCH_CLOCKS
     counted = f"counted clocks: {by_head:,} by a head, {apart:,} with k = {k:,} split, a sum, the loss and dx"
     is_worth_it = is_faster(by_head, apart)
     return Verdict(is_worth_it, f"{why}; {counted}" if is_worth_it else f"{cut}; {counted}")
 
 
-def cut_head_clocks(k: int, n: int, work: Work) -> int:
-    """What a head is counted at in the place of a product that is split along k, and of what follows it."""
+def own_clocks(k: int, n: int, work: Work) -> int:
+    """What a head is counted at in a step where :func:`.counted.head_clocks` does not say it, else 0."""
+    return form_clocks(k, n, work) if is_cut(k, n) or head_form(k, n, work)[0] is ROW_HEAD else 0
+
+
+def form_clocks(k: int, n: int, work: Work) -> int:
+    """What a head by columns or by rows is counted at."""
     form, _ = head_form(k, n, work)
+    if form is ROW_HEAD:
+        return row_head_clocks(k, n, work.rows, work.setting.multiprocessors)
     leaves_scales = work.operand_format is not None and work.operand_format.scaled  # which ask for whole rows of dx
     parts = 1 if leaves_scales else head_parts(form, k, ceil_div(product_rows(work), form.rows), work)
     return column_head_clocks(form, parts, k, n, work.rows, work.setting.multiprocessors)
@@ -121,12 +130,18 @@ def head_form(k: int, n: int, work: Work) -> tuple[HeadForm, str]:
     most_rows = thresholds.FEW_ROWS_HEAD_ROWS * work.setting.multiprocessors
     if work.rows <= most_rows:
         return FEW_ROWS_HEAD, f"{work.rows} ≤ {most_rows} rows: a block has two, a thread a column of W"
+    sms = work.setting.multiprocessors
+    by_rows = row_head_clocks(k, n, work.rows, sms)
+    by_columns = column_head_clocks(COLUMN_HEAD, 1, k, n, work.rows, sms)
+    is_one_wave = work.rows <= COLUMN_HEAD.rows * COLUMN_HEAD.blocks * sms
+    if thresholds.ROW_HEADS_ARE_USED and not is_one_wave and fits_row_head(k, n) and by_rows < by_columns:
+        return ROW_HEAD, f"a warp has two rows at a time; counted clocks: {by_rows:,} so, {by_columns:,} by columns"
     return COLUMN_HEAD, f"{k:,}×{n}, {work.rows:,} rows: a thread has a column of W"
 
 
 def head_parts(form: HeadForm, k: int, row_blocks: int, work: Work) -> int:
     """How many blocks have the same rows, each with a part of k in dx, where a card has room for them."""
-    if form is WHOLE_HEAD:
+    if form in (WHOLE_HEAD, ROW_HEAD):
         return 1
     return max(1, min(work.setting.multiprocessors // row_blocks, ceil_div(k, thresholds.HEAD_PART_LEAST_K)))
 

@@ -190,6 +190,15 @@ COLUMN_HEAD_MOST_WEIGHTS = 4096
 # limit.
 FEW_ROWS_HEAD_READS = 1 << 18
 
+# True: of more rows than one wave of blocks by columns has, and W of at most 8 columns that fits into shared memory, a
+# warp has two rows at a time and waits for no other, where that is counted to take less.  A column head takes 39 µs for
+# 64 by 1 at 16,384 rows: each block of 8 rows reads W twice, and its warps wait four times for each other.  Not
+# measured: a wave of blocks of 32 rows is counted from the latencies of W, and twice of x, targets and two losses; a
+# multiprocessor reads 128 bytes of shared memory in a clock, and W twice for each two rows.
+ROW_HEADS_ARE_USED = True
+ROW_HEAD_WAVE_CLOCKS = 7000
+ROW_HEAD_WEIGHTS_PER_CLOCK = 32
+
 # A block makes at least so much of k in dx where several have the same rows: two vectors for each lane of a warp.  Not
 # measured.
 HEAD_PART_LEAST_K = 256
