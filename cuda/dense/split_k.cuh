@@ -96,18 +96,22 @@ struct UpdateByParts {
     static constexpr int SIZE = T::M * T::N + T::N, THREADS = T::THREADS, SHARED_BYTES = T::SHARED_BYTES;
 };
 
-// The sums of a tile over the rows from `first` to `end`, and of its columns, to of_part (SIZE,): by tiles whose warps share
-// the rows, an element for each thread, and by other tiles.
+// The sums of a tile over the rows from `first` to `end`, and of its columns, to of_part (SIZE,).
 template <class T, class Columns>
-__device__ __forceinline__ void sum_part(const Operand<false>& a, const Operand<false>& b, int m0, int n0, int first, int end,
-                                         const Columns& columns, float* of_part) {
-    if constexpr (T::M * T::N == T::THREADS) {
-        SHARED(float, shared);
-        multiply_by_warps<T>(a, b, m0, n0, first, end, columns, shared);
-        of_part[threadIdx.x] = sum_of_warps<T>(shared, T::M * T::N, threadIdx.x);
-    } else {
-        gemm_tile(T(), a, b, m0, n0, first, end, columns, StoreRows{{T::N}, of_part - (static_cast<int64_t>(m0) * T::N + n0)});
-    }
+__device__ __forceinline__ void sum_part(T, const Operand<false>& a, const Operand<false>& b, int m0, int n0, int first,
+                                         int end, const Columns& columns, float* of_part) {
+    gemm_tile(T(), a, b, m0, n0, first, end, columns, StoreRows{{T::N}, of_part - (static_cast<int64_t>(m0) * T::N + n0)});
+}
+
+// The same by tiles that have an element for each thread.
+template <int N, int WARPS, class Columns>
+__device__ __forceinline__ void sum_part(WarpSplitTile<N, WARPS>, const Operand<false>& a, const Operand<false>& b, int m0,
+                                         int n0, int first, int end, const Columns& columns, float* of_part) {
+    using T = WarpSplitTile<N, WARPS>;
+    static_assert(T::M * T::N == T::THREADS);
+    SHARED(float, shared);
+    multiply_by_warps<T>(a, b, m0, n0, first, end, columns, shared);
+    of_part[threadIdx.x] = sum_of_warps<T>(shared, T::M * T::N, threadIdx.x);
 }
 
 // The block of part `which` of `parts`, of the tile whose first row is m0 and first column n0: of_tile (parts, SIZE) and
@@ -126,7 +130,7 @@ __device__ __forceinline__ void update_part_of_tile(int m0, int n0, float* of_ti
     float* const of_part = of_tile + which * SIZE;
     const int first = min(rows.count, which * part), end = min(rows.count, first + part);
     const auto columns = column_sum(bias ? n : 0, [=](int, int column, float sum) { of_part[ELEMENTS + column - n0] = sum; });
-    sum_part<T>(a, b, m0, n0, first, end, columns, of_part);
+    sum_part(T(), a, b, m0, n0, first, end, columns, of_part);
     __syncthreads();
     if (!was_last(arrive(arrived), shared, parts)) return;
 

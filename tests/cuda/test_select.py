@@ -107,7 +107,6 @@ def test_each_side_of_the_other_thresholds() -> None:
     assert many == [kernels.COLUMN_HEAD, kernels.ROW_HEAD, kernels.COLUMN_HEAD]
     fitting = [(1152, 8), (1153, 8), (9216, 1), (9217, 1)]
     assert [loss.head_form(*shape, of_rows(4096))[0] is kernels.ROW_HEAD for shape in fitting] == [1, 0, 1, 0]
-    assert [bool(loss.own_clocks(768, 1, of_rows(rows))) for rows in (2112, 2113)] == [False, True]
     assert loss.head_parts(kernels.ROW_HEAD, 768, 1, of_rows(4096)) == 1
     few, work = kernels.FEW_ROWS_HEAD, of_rows(2)
     assert [loss.head_parts(few, k, 1, work) for k in (256, 257, 2048)] == [1, 2, 8]

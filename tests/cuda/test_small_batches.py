@@ -57,6 +57,7 @@ from mlpgpu.backends.cuda.select.dense import (
     Simt,
     SmallN,
     SplitK,
+    Strips,
     UpdateByParts,
     WarpSplit,
     WholeBatch,
@@ -309,6 +310,36 @@ def test_an_epoch_whose_updates_have_parts(by_order: bool, monkeypatch: pytest.M
     host = HostProgram(epoch.plan, epoch.data, epoch.sampling, arch="sm_75", multiprocessors=132)
     names = [launch.entry.name for shard in host.low.shards for launch in shard]
     assert sum(name.startswith("dense_backward_update_by_parts") for name in names) == 3
+    check_exact(epoch, host)
+
+
+def test_weights_of_at_most_eight_columns_have_strips_where_counts_are_less() -> None:
+    """By more than a launch, for an update in place by many rows."""
+    many = of(8192, operand_format=None)
+    path = dense_path(768, 1, many).update
+    assert isinstance(path, Strips) and (path.tile, path.parts, path.part) == (kernels.STRIPS[0], 20, 416)
+    assert isinstance(dense_path(768, 7, many).update, Strips)
+    others = (768, 9, many), (48, 3, many), (768, 1, of(256, operand_format=None)), (768, 1, of(8192, in_place=False))
+    assert not any(isinstance(dense_path(*other).update, Strips) for other in others)
+    with patch.object(thresholds, "STRIPS_ARE_USED", False):
+        assert isinstance(dense_path(768, 1, many).update, UpdateByParts)
+
+
+@pytest.mark.parametrize("by_order", [True, False])
+def test_an_epoch_whose_last_layer_has_a_head_by_rows_and_strips(
+    by_order: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full batch, whose last block and part have fewer rows, and one so short that some have none."""
+    for name, value in {"ROW_STEP_IS_USED": False, "ADDED_PARTS_CLOCKS": 0, "LAUNCH_CLOCKS": 0}.items():
+        monkeypatch.setattr(thresholds, name, value)
+    for name, rows in {"BATCH_SIZE": 700, "LAST_BATCH": 20}.items():
+        monkeypatch.setattr(epochs, name, rows)
+    layers: list[Layer] = [Dense(9, 300, "gelu"), Dropout(0.2), Dense(300, 3)]
+    epoch = Epoch(layers, {}, rates=(0.1, 0.02), precision="float32-ieee", as_bytes=not by_order)
+    host = HostProgram(epoch.plan, epoch.data, epoch.sampling, arch="sm_75", multiprocessors=8)
+    names = [launch.entry.name for shard in host.low.shards for launch in shard]
+    assert sum("_rows" in name and name.startswith("head") for name in names) == 1
+    assert sum(name.endswith("_strip_128x4") for name in names) == 1
     check_exact(epoch, host)
 
 

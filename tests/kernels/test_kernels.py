@@ -665,6 +665,18 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "for (int i = 1; i < parts; ++i) sum +=",
         kernels.dense_backward_update_by_parts("SGD", kernels.WARP_SPLIT_WEIGHT),
     ),
+    "rows behind the last one added to a strip": (
+        "gemm/strip.cuh",
+        "is_inside = k0 + i < k_end;",
+        "is_inside = k0 < k_end;",
+        kernels.dense_backward_update_by_parts("SGD", kernels.STRIPS[0]),
+    ),
+    "sums of a strip added up before all warps have left theirs": (
+        "gemm/strip.cuh",
+        "    __syncthreads();\n    for (int element",
+        "    for (int element",
+        kernels.dense_backward_update_by_parts("Adam", kernels.STRIPS[-1]),
+    ),
     "a tile moved before all parts have arrived": (
         "dense/split_k.cuh",
         "shared, parts)) return;",

@@ -20,6 +20,7 @@ from mlpgpu.backends.cuda.kernels import (
     SimtTile,
     SplitSm80Tile,
     SplitSm90Tile,
+    TileOfParts,
     WarpSplitTile,
     ceil_div,
 )
@@ -237,7 +238,7 @@ def dense_backward_weight(
 
 def dense_backward_update(
     rule: str,
-    operand_format: SimtTile | WarpSplitTile | SplitSm80Tile | str,
+    operand_format: SimtTile | TileOfParts | str,
     batch: Batch,
     k: int,
     n: int,
@@ -274,7 +275,7 @@ def dense_backward_update_by_parts(
     *,
     plain: bool = False,
     fetched: bool = False,
-    tile: WarpSplitTile | SplitSm80Tile = WARP_SPLIT_WEIGHT,
+    tile: TileOfParts = WARP_SPLIT_WEIGHT,
 ) -> Case:
     """Parts of the rows, of which the last ones may have none."""
     case = dense_backward_update(rule, tile, batch, k, n, plain=plain, fetched=fetched)
@@ -473,6 +474,15 @@ def warp_split_cases() -> Iterator[Case]:
         yield dense_backward_update_by_parts("Adam", whole(rows), k, n, part, parts, plain=rows % 2 == 0)
     for batch, k in product((whole(33), Batch(33, 68, 2)), (35, 132)):
         yield dense_backward_update_by_parts("Momentum", batch, k, 36, 16, 3, fetched=True)
+    for strips in kernels.STRIPS:
+        for rule in kernels.RULES:
+            yield dense_backward_update_by_parts(rule, whole(70), 35, strips.n, part=32, parts=3, tile=strips)
+        for rows, k, n in ((1, 1, 1), (513, 128, strips.n), (257, 260, strips.n // 2 + 1), (64, 516, strips.n)):
+            yield dense_backward_update_by_parts(
+                "Adam", whole(rows), k, n, part=96, parts=6, plain=rows % 2 == 0, tile=strips
+            )
+        for batch, k in product((*batches(65), Batch(33, 68, 2)), (35, 132)):
+            yield dense_backward_update_by_parts("SGD", batch, k, strips.n, 32, 3, fetched=k == 132, tile=strips)
     yield dense_backward_weight(tile, whole(33), 36, 40, plain=True, shift=True)
     yield dense_backward_update("SGD", tile, whole(34), 36, 40, special=np.nan)
 

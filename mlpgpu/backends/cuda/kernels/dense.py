@@ -98,6 +98,36 @@ WARP_SPLIT_WEIGHT = WarpSplitWeightTile(32, 16)
 
 
 @dataclass(frozen=True)
+class StripTile(BlockTile):
+    """A strip of a weight of few columns, whose k are a batch's rows: ``StripTile<n>`` of gemm/strip.cuh."""
+
+    main_loop: ClassVar[str | None] = "gemm/strip.cuh"
+    blocks: ClassVar[int] = 2
+    K: ClassVar[int] = 32  # rows of the batch, that a block has in flight
+
+    @property
+    def shared_bytes(self) -> int:
+        """The sums of a strip and of its columns for each of eight warps."""
+        return 4 * 8 * (self.m + 1) * self.n
+
+    def __str__(self) -> str:
+        return f"StripTile<{self.n}>"
+
+    @property
+    def name(self) -> str:
+        """The tile as part of an entry's name."""
+        return f"strip_{self.m}x{self.n}"
+
+
+STRIPS: tuple[StripTile, ...] = tuple(StripTile(128, n) for n in (1, 2, 4, 8))
+
+
+def strip(n: int) -> StripTile | None:
+    """Of STRIPS the narrowest that has n columns, if there is one."""
+    return next((tile for tile in STRIPS if n <= tile.n), None)
+
+
+@dataclass(frozen=True)
 class SplitSm80Tile(BlockTile):
     """A tile of float32 operands that are split into bfloat16: ``SplitSm80Tile<m, n>`` of gemm/split_sm80.cuh."""
 
@@ -161,12 +191,14 @@ class SplitSm90Tile(BlockTile):
 SPLIT_SM80, SPLIT_SM90 = SplitSm80Tile(64, 96), SplitSm90Tile(128, 96)
 SPLIT_SM80_SLICE = 32  # K of SplitSm80Tile
 
+TileOfParts = WarpSplitTile | SplitSm80Tile | StripTile  # whose blocks may have parts of the rows
+
 
 def _tiled(
     header: str,
     name: str,
     epilogue: str,
-    tile: SimtTile | WarpSplitTile | SplitSm80Tile | SplitSm90Tile,
+    tile: SimtTile | WarpSplitTile | SplitSm80Tile | SplitSm90Tile | StripTile,
     rest: str,
     *,
     spill_bytes: int = 0,
@@ -323,7 +355,7 @@ def dense_backward_update(rule: str, tile: SimtTile | WarpSplitTile | SplitSm80T
     )  # fmt: skip
 
 
-def dense_backward_update_by_parts(rule: str, tile: WarpSplitTile | SplitSm80Tile) -> Entry:
+def dense_backward_update_by_parts(rule: str, tile: TileOfParts) -> Entry:
     """The same by blocks of which each has ``part`` of the rows of a tile."""
     rest = (
         f"{update_signature(rule)}, float* partials[grid.x,grid.y,grid.z,{sums_of_part(tile)}], "
@@ -334,7 +366,7 @@ def dense_backward_update_by_parts(rule: str, tile: WarpSplitTile | SplitSm80Til
     return replace(entry, block=f"UpdateByParts<{tile}>", prefetched=())
 
 
-def sums_of_part(tile: WarpSplitTile | SplitSm80Tile) -> int:
+def sums_of_part(tile: TileOfParts) -> int:
     """Of a tile and of its columns: UpdateByParts of dense/split_k.cuh."""
     return (tile.m + 1) * tile.n
 
@@ -474,7 +506,7 @@ def dense_entries() -> list[Entry]:
         *TILES, WARP_SPLIT_WEIGHT, SPLIT_SM80, "small_n", "few_columns", "large_k",
     )  # fmt: skip
     entries += [dense_backward_update(rule, tile) for rule in RULES for tile in tiles]
-    of_parts: tuple[WarpSplitTile | SplitSm80Tile, ...] = WARP_SPLIT_WEIGHT, SPLIT_SM80
+    of_parts: tuple[TileOfParts, ...] = WARP_SPLIT_WEIGHT, SPLIT_SM80, *STRIPS
     entries += [dense_backward_update_by_parts(rule, tile) for rule in RULES for tile in of_parts]
     entries += [update_layers(rule, tile) for rule in RULES for tile in (None, WARP_SPLIT_WEIGHT)]
     entries += [update_layers(rule, WARP_SPLIT_WEIGHT, by_parts=True) for rule in RULES]

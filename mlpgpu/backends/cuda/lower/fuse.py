@@ -24,6 +24,7 @@ from ..select.dense import (
     SmallN,
     SmallUpdate,
     SplitK,
+    Strips,
     UpdateByParts,
     WarpSplit,
     WholeBatch,
@@ -439,7 +440,7 @@ def _cut(facts: _Facts, made: list[Group]) -> tuple[list[Group], tuple[groups.Ex
 
 def _with_updates_after_row_step(facts: _Facts, made: list[Group]) -> list[Group]:
     """Updates of small weights as one group: after a row step none of them waits for another."""
-    small = SmallN, FewColumns, WarpSplit, UpdateByParts
+    small = SmallN, FewColumns, WarpSplit, UpdateByParts, Strips
     updates = [each for each in made if isinstance(each, groups.DenseUpdate) and isinstance(each.path, small)]
     if not updates:
         return made

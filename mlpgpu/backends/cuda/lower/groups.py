@@ -22,6 +22,7 @@ from ..select.dense import (
     SmallUpdate,
     SplitK,
     SplitOperands,
+    Strips,
     UpdateByParts,
     WarpSplit,
     WholeBatch,
@@ -241,7 +242,9 @@ class DenseUpdate(Group):
     """
 
     op: ops.DenseBackward
-    path: Simt | WarpSplit | UpdateByParts | SmallN | FewColumns | FewRows | WholeBatch | LargeK | SplitOperands
+    path: (
+        Simt | WarpSplit | UpdateByParts | Strips | SmallN | FewColumns | FewRows | WholeBatch | LargeK | SplitOperands
+    )
     by_order: bool
     leaves_partials: bool
     on_side_stream: bool

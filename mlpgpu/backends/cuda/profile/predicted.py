@@ -19,6 +19,7 @@ from ..select.counted import (
     partials_clocks,
     parts_clocks,
     parts_of_rows,
+    parts_of_strips,
     row_head_clocks,
     row_step_clocks,
     simt_clocks,
@@ -119,6 +120,9 @@ def _product_clocks(launch: Launch, rows: int, multiprocessors: int) -> int | No
         return few_columns_clocks(rows)
     if entry.name.endswith("_small_n"):
         return update_clocks(None, [(k, n)], rows, multiprocessors)
+    strips = next((tile for tile in kernels.STRIPS if entry.name.endswith(f"_{tile.name}")), None)
+    if strips is not None:
+        return parts_of_strips(strips, k, n, rows, multiprocessors)[1]
     if function == "dense_backward_update_by_parts" and entry.operand_format is None:
         return parts_of_rows([(k, n)], rows, multiprocessors)[1]
     if not (is_forward or is_input) and entry.name.endswith(f"_{weight.name}"):

@@ -30,6 +30,7 @@ from ..kernels import (
     OperandFormat,
     SimtTile,
     Sm90Tile,
+    StripTile,
     TensorRowStep,
     WarpSplitTile,
     ceil_div,
@@ -380,6 +381,19 @@ def parts_of_rows(shapes: Sequence[tuple[int, int]], rows: int, multiprocessors:
     slices, tiles = ceil_div(rows, tile.K), sum(math.prod(tile.grid(k, n)) for k, n in shapes)
     parts = ceil_div(slices, ceil_div(slices, max(1, min(slices, multiprocessors // tiles))))
     return parts, update_blocks_clocks(tile, tiles, parts, rows, multiprocessors)
+
+
+def parts_of_strips(tile: StripTile, k: int, n: int, rows: int, multiprocessors: int) -> tuple[int, int]:
+    """Of an update by strips of a weight (k, n): in how many parts of the rows it takes least, and clocks."""
+    turns, streamed = ceil_div(rows, tile.K), streamed_clocks(4 * rows * k)
+    of_eight = ceil_div(tile.m * tile.n, tile.threads) * thresholds.STRIP_SUMS_CLOCKS
+
+    def clocks(parts: int) -> int:
+        return max(ceil_div(turns, parts) * thresholds.STRIP_ROWS_CLOCKS, streamed) + ceil_div(parts, 8) * of_eight
+
+    most = max(1, min(tile.blocks * multiprocessors // math.prod(tile.grid(k, n)), turns))
+    parts = min(range(1, most + 1), key=clocks)
+    return ceil_div(turns, ceil_div(turns, parts)), clocks(parts) + thresholds.ADDED_PARTS_CLOCKS
 
 
 def whole_batch_clocks(

@@ -15,6 +15,7 @@ from ..kernels import (
     Sm90Tile,
     SplitSm80Tile,
     SplitSm90Tile,
+    StripTile,
     WarpSplitTile,
     ceil_div,
     filled_rows,
@@ -29,6 +30,7 @@ from .counted import (
     partials_clocks,
     parts_clocks,
     parts_of_rows,
+    parts_of_strips,
     pass_clocks,
     simt_clocks,
     slices_in_turn,
@@ -125,6 +127,19 @@ class UpdateByParts:
 
 
 @dataclass(frozen=True)
+class Strips:
+    """An update of few columns by strips; ``parts`` as of :class:`UpdateByParts`."""
+
+    tile: StripTile
+    parts: int
+    part: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"strips {self.tile.m}x{self.tile.n}, {self.parts} parts of {self.part} rows"
+
+
+@dataclass(frozen=True)
 class Atomic:
     """Both products of the backward pass in one kernel, whose blocks add to memory."""
 
@@ -214,7 +229,7 @@ SmallUpdate = WarpSplit | UpdateByParts | SmallN  # those that one launch may ma
 Forward = Simt | WarpSplit | SplitK | WholeBatch | Gemm
 Input = Simt | WarpSplit | WholeBatch | Gemm | Atomic
 Update = (
-    Simt | WarpSplit | UpdateByParts | Gemm | Atomic | SmallN | FewColumns | FewRows | WholeBatch | LargeK
+    Simt | WarpSplit | UpdateByParts | Strips | Gemm | Atomic | SmallN | FewColumns | FewRows | WholeBatch | LargeK
     | SplitOperands
 )  # fmt: skip
 
@@ -354,7 +369,7 @@ class CountedLayer:
         follows: whether the dense layer before it makes its x, with nothing or a dropout between them, which either
             of their products makes, or a launch of its own that leaves operands as well.
         has_head: whether one kernel makes its products and the loss, if plain cores do.
-        head_clocks: of that kernel, where the layer is split along k without it, or a warp has rows of its own.
+        head_clocks: of that kernel, where the layer is split along k without it.
     """
 
     k: int
@@ -466,8 +481,7 @@ def _plain_clocks(layer: CountedLayer, work: Work) -> int:
             clocks += late + known if is_made else 0
     if not layer.is_moved:
         return clocks
-    by_parts = _by_parts([(k, n)], _whole_update_clocks(k, n, work), work) if work.in_place else None
-    of_update = parts_of_rows([(k, n)], work.rows, sms)[1] if by_parts else _whole_update_clocks(k, n, work)
+    of_update = _unstripped_clocks(k, n, work) if work.in_place else _whole_update_clocks(k, n, work)
     return clocks + late + of_update
 
 
@@ -710,6 +724,8 @@ def _update(k: int, n: int, work: Work) -> Update:
             return LargeK(why)
         return SplitOperands(kernels.SPLIT_SM80, *_parts_of_split(k, n, work), why)
     grid = tile.grid(k, n)
+    if strips := _strips(k, n, work):
+        return strips
     if by_parts := _by_parts([(k, n)], _whole_update_clocks(k, n, work), work):
         return replace(by_parts, why=f"{_why_simt(k, n, work)}; {by_parts.why}")
     if has_few_columns(n, work):
@@ -757,6 +773,27 @@ def _by_parts(shapes: Sequence[tuple[int, int]], without: int, work: Work) -> Up
         return None
     why = f"counted clocks: {clocks:,} where blocks have parts of the rows, {without:,} where each has all"
     return _in_parts(tile, parts, why, work)
+
+
+def _unstripped_clocks(k: int, n: int, work: Work) -> int:
+    """Of an update on plain cores, but by strips, which no card has measured."""
+    whole = _whole_update_clocks(k, n, work)
+    has_parts = _by_parts([(k, n)], whole, work) is not None
+    return parts_of_rows([(k, n)], work.rows, work.setting.multiprocessors)[1] if has_parts else whole
+
+
+def _strips(k: int, n: int, work: Work) -> Strips | None:
+    """An update by strips, if a weight has so few columns and that is counted to take less by more than a launch."""
+    tile = kernels.strip(n)
+    is_used = thresholds.STRIPS_ARE_USED and thresholds.UPDATES_HAVE_PARTS and _may_share_rows(work)
+    if tile is None or not is_used:
+        return None
+    parts, clocks = parts_of_strips(tile, k, n, work.rows, work.setting.multiprocessors)
+    known = _unstripped_clocks(k, n, work)
+    if parts == 1 or not is_faster(clocks + thresholds.LAUNCH_CLOCKS, known):
+        return None
+    why = f"n = {n} ≤ {tile.n}; counted clocks: {clocks:,} by strips, of parts of the rows, {known:,} by other ways"
+    return Strips(tile, parts, tile.K * ceil_div(ceil_div(work.rows, tile.K), parts), why)
 
 
 def has_few_columns(n: int, work: Work) -> bool:

@@ -92,23 +92,20 @@ def _head_of_cut(k: int, n: int, work: Work, why: str) -> Verdict:
     cut = f"its product is split along k = {k:,}"
     if not (thresholds.CUT_LAYERS_HAVE_HEADS and thresholds.COLUMN_HEADS_ARE_USED):
         return Verdict(False, cut)
-    by_head = form_clocks(k, n, work)
+    by_head = cut_head_clocks(k, n, work)
     apart = split_clocks(k, n, work) + thresholds.LOSS_CLOCKS + 3 * thresholds.LAUNCH_CLOCKS
     counted = f"counted clocks: {by_head:,} by a head, {apart:,} with k = {k:,} split, a sum, the loss and dx"
     is_worth_it = is_faster(by_head, apart)
     return Verdict(is_worth_it, f"{why}; {counted}" if is_worth_it else f"{cut}; {counted}")
 
 
-def own_clocks(k: int, n: int, work: Work) -> int:
-    """What a head is counted at in a step where :func:`.counted.head_clocks` does not say it, else 0."""
-    return form_clocks(k, n, work) if is_cut(k, n) or head_form(k, n, work)[0] is ROW_HEAD else 0
+def cut_head_clocks(k: int, n: int, work: Work) -> int:
+    """What a head is counted at in the place of a product that is split along k, and of what follows it.
 
-
-def form_clocks(k: int, n: int, work: Work) -> int:
-    """What a head by columns or by rows is counted at."""
-    form, _ = head_form(k, n, work)
-    if form is ROW_HEAD:
-        return row_head_clocks(k, n, work.rows, work.setting.multiprocessors)
+    By columns, until a card has measured those by rows.
+    """
+    found, _ = head_form(k, n, work)
+    form = COLUMN_HEAD if found is ROW_HEAD else found
     leaves_scales = work.operand_format is not None and work.operand_format.scaled  # which ask for whole rows of dx
     parts = 1 if leaves_scales else head_parts(form, k, ceil_div(product_rows(work), form.rows), work)
     return column_head_clocks(form, parts, k, n, work.rows, work.setting.multiprocessors)

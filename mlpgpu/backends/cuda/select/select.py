@@ -13,7 +13,7 @@ from ..kernels import WHOLE_HEAD, HeadForm, Team
 from . import loss as losses
 from . import thresholds
 from .data import shard_costs, target_reads
-from .dense import CountedLayer, DensePath, count_step, dense_path, spared_clocks
+from .dense import CountedLayer, DensePath, count_step, dense_path, is_cut, spared_clocks
 from .local_stack import LocalStack, find_stacks, stacked_partials
 from .operands import plan_format, step_formats
 from .row_step import BlocksOfRows, blocks_of_rows
@@ -313,7 +313,7 @@ def _counted_layers(
                 makes_dx=backward is not None and backward.dx is not None,
                 follows=before is not None and before.y in (op.x, dropped.get(op.x)),
                 has_head=has_head,
-                head_clocks=losses.own_clocks(k, n, work) if has_head else 0,
+                head_clocks=losses.cut_head_clocks(k, n, work) if has_head and is_cut(k, n) else 0,
             )
         )  # fmt: skip
     return counted

@@ -321,6 +321,13 @@ SMALL_N_GRADIENTS_ARE_USED = True
 UPDATES_HAVE_PARTS = True
 ADDED_PARTS_CLOCKS = 6000
 
+# True: a weight of at most 8 columns is moved strip by strip where that is counted to take less by more than a launch,
+# since strips are not moved with other layers' tiles.  Not measured: so many clocks for four rows of the batch by each
+# of eight warps, which wait for memory once, and for each eight parts of 256 elements, for which the last block waits
+# once.
+STRIPS_ARE_USED = True
+STRIP_ROWS_CLOCKS, STRIP_SUMS_CLOCKS = 1200, 700
+
 # True: in a step launch by launch the updates of small weights that are of one kind are one launch, behind the last one
 # that makes a delta of theirs.  Where blocks have parts of the rows, all layers' blocks are one wave: in as many parts
 # as each layer has alone, 620 blocks of 242-28-28-28-28-28-55 at 15,742 rows took 44.3 µs, 132 take 25.8.  Which layers

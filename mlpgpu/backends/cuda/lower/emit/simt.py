@@ -8,7 +8,17 @@ from ..... import plan as ops
 from ... import kernels
 from ...kernels import Entry, SimtTile, SplitSm80Tile, WarpSplitTile, ceil_div
 from ...kernels.launches import At, Launch, Value
-from ...select.dense import FewColumns, FewRows, LargeK, SmallN, SplitK, SplitOperands, UpdateByParts, WholeBatch
+from ...select.dense import (
+    FewColumns,
+    FewRows,
+    LargeK,
+    SmallN,
+    SplitK,
+    SplitOperands,
+    Strips,
+    UpdateByParts,
+    WholeBatch,
+)
 from ..groups import (
     AddPartials,
     DenseAtomic,
@@ -145,32 +155,29 @@ def update(shard: Shard, group: DenseUpdate) -> None:
         shard.launches.append(beside)
         return
     of_parts: dict[str, Value] = {}
-    tile: SimtTile | WarpSplitTile | SplitSm80Tile | str
-    by_parts = path if isinstance(path, (UpdateByParts, SplitOperands)) and path.parts > 1 else None
-    if by_parts:
-        tile, grid = by_parts.tile, by_parts.tile.grid(k, n, by_parts.parts)
-        tiles, sums = grid[0] * grid[1], kernels.sums_of_part(by_parts.tile)
+    if isinstance(path, (UpdateByParts, Strips)) or (isinstance(path, SplitOperands) and path.parts > 1):
+        entry = kernels.dense_backward_update_by_parts(shard.rule, path.tile)
+        grid = path.tile.grid(k, n, path.parts)
+        tiles, sums = grid[0] * grid[1], kernels.sums_of_part(path.tile)
         of_parts = {
-            "partials": shard.room(f"{op.weight} sums of parts", 4 * tiles * by_parts.parts * sums),
-            "arrived": shard.room(f"{op.weight} parts arrived", 4 * tiles), "part": by_parts.part,
+            "partials": shard.room(f"{op.weight} sums of parts", 4 * tiles * path.parts * sums),
+            "arrived": shard.room(f"{op.weight} parts arrived", 4 * tiles), "part": path.part,
         }  # fmt: skip
-    elif isinstance(path, SmallN):
-        tile, grid = "small_n", kernels.small_n_grid(k, n)
-    elif isinstance(path, FewColumns):
-        tile, grid = "few_columns", kernels.few_columns_grid(k)
-    elif isinstance(path, LargeK):
-        tile, grid = "large_k", (min(shard.multiprocessors, ceil_div(k, kernels.LARGE_K_ROWS)), 1, 1)
     else:
-        tile, grid = path.tile, path.tile.grid(k, n)
+        tile: SimtTile | WarpSplitTile | SplitSm80Tile | str
+        if isinstance(path, SmallN):
+            tile, grid = "small_n", kernels.small_n_grid(k, n)
+        elif isinstance(path, FewColumns):
+            tile, grid = "few_columns", kernels.few_columns_grid(k)
+        elif isinstance(path, LargeK):
+            tile, grid = "large_k", (min(shard.multiprocessors, ceil_div(k, kernels.LARGE_K_ROWS)), 1, 1)
+        else:
+            tile, grid = path.tile, path.tile.grid(k, n)
+        entry = kernels.dense_backward_update(shard.rule, tile)
     values = {
         **shard.common, **shard.rows_of(op.x, group.by_order), "dz": shard.ref(op.dz), **shard.updated(op), **of_parts,
         "k": k, "n": n,
     }  # fmt: skip
-    entry = (
-        kernels.dense_backward_update_by_parts(shard.rule, by_parts.tile)
-        if by_parts
-        else kernels.dense_backward_update(shard.rule, tile)
-    )
     shard.launches.append(
         Launch(entry, grid, values, group.title, on_side_stream=group.on_side_stream, after_others=group.after_others)
     )
