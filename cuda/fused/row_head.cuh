@@ -9,11 +9,12 @@
 namespace mlpgpu {
 
 struct RowHead {
-    static constexpr int ROWS = 32, ROWS_PER_LANE = 2;      // of a block; of a warp at once, and so of each lane
+    static constexpr int ROWS = 32, ROWS_PER_LANE = 2;  // of a block; of a warp at once, and so of each of its lanes
     static constexpr int WARPS = 8, THREADS = WARPS * WARP, MOST_COLUMNS = 8;
-    static constexpr int VECTORS = 2, DEPTH = 4 * VECTORS * WARP;  // of a row, that a lane has at once; of k at once
-    static constexpr int COUNT = ROWS_PER_LANE * 4 * VECTORS;      // numbers of x of a lane
-    static constexpr int ROOM = 9248, GAP = 4;  // floats of W's columns, which lie GAP apart behind multiples of four warps' lanes
+    static constexpr int VECTORS = 2, DEPTH = 4 * VECTORS * WARP;  // of a row, that a lane has at once; of k, by a warp
+    static constexpr int COUNT = ROWS_PER_LANE * 4 * VECTORS;      // numbers of x that a lane has at once
+    // Floats for W's columns, each padded to whole vectors of a warp, and by GAP, so that columns begin in different banks.
+    static constexpr int ROOM = 9248, GAP = 4;
     static constexpr int LOGITS = WARPS * ROWS_PER_LANE * MOST_COLUMNS;
     static constexpr int SHARED_BYTES = 4 * (ROOM + 2 * LOGITS + 2 * ROWS);
 };
