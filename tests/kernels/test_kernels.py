@@ -429,7 +429,7 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "whole_batch/backward.cuh",
         "until_bias = gridDim.x;",
         "until_bias = -1;",
-        kernels.dense_backward_whole_batch("RMSprop", kernels.WHOLE_BATCHES[0]),
+        kernels.dense_backward_whole_batch("RMSprop", kernels.WHOLE_BATCHES[1]),
     ),
     "the second of two numbers that are no vector not copied": (
         "whole_batch/copies.cuh",
