@@ -491,8 +491,8 @@ def network_of(parser: argparse.ArgumentParser, name: str) -> Network:
         widths = tuple(int(width) for width in name.split("-"))
     except ValueError:
         widths = ()
-    if len(widths) < 2 or min(widths) < 1:
-        parser.error(f"--network: expected widths like 784-128-10, got {name!r}")
+    if len(widths) < 2 or min(widths) < 1 or widths[-1] < 2:
+        parser.error(f"--network: expected widths like 784-128-10, the last of at least two classes, got {name!r}")
     return Network(widths)
 
 

@@ -269,7 +269,7 @@ def test_threads_follow_from_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("parts", [1, 2, 4, 8])
-@pytest.mark.parametrize("rows", [1, 3, 8, 40, 130])
+@pytest.mark.parametrize("rows", [1, 3, 8, 40, 64, 130])
 @pytest.mark.parametrize("widths", [SMALL, WIDE], ids=str)
 def test_a_predictions_bits_follow_from_its_parts_alone(
     widths: tuple[int, ...], rows: int, parts: int, monkeypatch: pytest.MonkeyPatch
@@ -305,6 +305,24 @@ def test_what_is_not_finite_is_found_in_every_part(wrong: float, parts: int, mon
             with pytest.raises(mg.errors.DataError):
                 predictor(x)
             x[row] = 1.0
+
+
+@pytest.mark.parametrize("kept", [0, 1 << 25])
+def test_what_calls_of_several_parts_write_is_kept_up_to_a_limit(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inference, "KEPT_BYTES", kept)
+    made: list[int] = []
+    bound = inference.Chain
+
+    def counted(*arguments: Any) -> chain.Chain:
+        made.append(len(arguments[3]))
+        return bound(*arguments)
+
+    monkeypatch.setattr(inference, "Chain", counted)
+    monkeypatch.setattr(inference, "parts_of_call", lambda rows, row_flops: 4)
+    predictor = network(WIDE).predictor("cpu")
+    for rows in (64, 380, 64, 380):
+        predictor(np.ones((rows, N_IN), np.float32))
+    assert made == ([64, 380] if kept else [64, 380, 64, 380])
 
 
 def test_calls_are_cut_by_their_operations() -> None:

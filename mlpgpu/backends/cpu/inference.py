@@ -37,15 +37,17 @@ PIECE_FLOPS = 1 << 24  # at least, by more than one piece: about 0.2 ms, many ti
 LEAST_PIECE_ROWS = 16
 FEW_PIECE_ROWS = 192
 MANY_ROWS, MANY_PIECE_ROWS = 8192, 512  # of a call so long that larger pieces still reach all cores
-# Below so many rows threads share the columns of layers that are at least so wide, rather than rows: by 32 rows of
-# 784-1024-1024-10 that takes no longer in all than one thread does, where halves of the rows take 1.4 times as long.
+# Without compiled loops threads share the columns of layers that are at least so wide, rather than rows, below so many:
+# by 32 rows of 784-1024-1024-10 that takes no longer in all than one thread does, where halves of the rows take 1.4
+# times as long.
 COLUMNS_BELOW_ROWS, WIDE = 384, 512
-# Threads share a call of compiled loops below so many operations, by as many parts as its operations ask for; reading
-# the weights counts as much as multiplying so many rows.  By two parts 32 rows of 784-1024-1024-10 take 982 µs, by four
-# 808, by eight 1,106; 100 rows of 784-128-10 take 126, 136 and 150.
-SHARED_FLOPS, READING_ROWS = 1 << 28, 3
+# Threads share a call of compiled loops below so many rows, or so many operations, by as many parts as its operations
+# ask for; reading the weights counts as much as multiplying so many rows.  On two cores of 784-1024-1024-10 by 2, 4 and
+# 8 parts 32 rows take 639, 693 and 670 µs, 100 rows 2,122, 2,542 and 2,962, where NumPy by columns took 3,317; of
+# 749-632-632-632-32 128 rows 1,875, 2,123 and 2,653, and 3,327.  From the limit on pieces of rows take as long.
+SHARED_ROWS, SHARED_FLOPS, READING_ROWS = 384, 1 << 28, 3
 PARTS_FROM = (4, 1 << 25), (2, 1 << 22)
-KEPT_CHAINS = 8  # numbers of rows
+KEPT_CHAINS, KEPT_BYTES = 8, 1 << 25  # numbers of rows, and bytes of what is written for them
 PIECE_BYTES = 1 << 22  # of the widest array of a piece, at most
 
 Compute = Callable[[Values, np.ndarray, np.ndarray, np.ndarray], bool]
@@ -92,6 +94,7 @@ class Scratch:
         self._gathered: np.ndarray | None = None
         self._views: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
         self._chains: dict[tuple[int, int, int, int], Chain] = {}
+        self._chain_bytes = 0  # that those of several parts write
         self._chained: Loaded | None = None  # what the chains read
 
     def views(self, rows: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -115,12 +118,16 @@ class Scratch:
         """
         if self._chained is not loaded:
             self._chains.clear()
+            self._chain_bytes = 0
             self._chained = loaded
         key = len(x), part.start, part.stop, parts
         chain = self._chains.get(key)
         if chain is None:
-            if len(self._chains) >= KEPT_CHAINS:
+            taken = 0 if parts == 1 else len(x) * sum(self._widths) * self._dtype.itemsize
+            if len(self._chains) >= KEPT_CHAINS or self._chain_bytes + taken > KEPT_BYTES:
                 self._chains.clear()
+                self._chain_bytes = 0
+            self._chain_bytes += taken
             if parts == 1:
                 written = [y for y, _ in self.views(len(x))]
             else:
@@ -241,7 +248,8 @@ class CpuInference(Inference):
     ) -> bool:
         is_rounded = not has_more_digits(x.dtype, self._plan)
         loaded, count = self._loaded, len(out)
-        if self._is_chain and count * self._row_flops < SHARED_FLOPS and count <= self._capacity:
+        is_shared = count < SHARED_ROWS or count * self._row_flops < SHARED_FLOPS
+        if self._is_chain and is_shared and count <= self._capacity:
             shared = parts_of_call(count, self._row_flops)
             return self._compute_chain(loaded, x, out, rows, scale, shared, is_rounded=is_rounded, logits=logits)
         steps = (loaded.steps if is_rounded else loaded.steps_of_digits)[logits]

@@ -177,6 +177,34 @@ void unpacked_rows(const real* a, int64_t row_stride, int64_t k_stride, const re
     }
 }
 
+// Adds the products of ROWS numbers, k_stride apart, and as many rows of b (n columns each) to c from column `first` up to
+// `end`, whole vectors, or begins c with them.
+template <int ROWS>
+void add_rows(const real* a, int64_t k_stride, const real* b, real* c, int64_t n, int64_t first, int64_t end, bool begins) {
+    real factors[ROWS];
+    for (int i = 0; i < ROWS; ++i) factors[i] = a[i * k_stride];
+    for (int64_t j = first; j < end; j += LANES) {
+        Vector sum = begins ? Vector{} : *reinterpret_cast<const Vector*>(c + j);
+#pragma GCC unroll 8
+        for (int i = 0; i < ROWS; ++i) sum += factors[i] * *reinterpret_cast<const Vector*>(b + i * n + j);
+        *reinterpret_cast<Vector*>(c + j) = sum;
+    }
+}
+
+// One row of c, as long as it takes to read b, whose rows are read from end to end, some of them side by side.
+inline void row_product(const real* a, int64_t, int64_t k_stride, const real* b, real* c, int64_t, int64_t n, int64_t k) {
+    constexpr int64_t ROWS = 8, COLUMNS = 4096;  // of b at once; of c, which stay in the first cache
+    const int64_t whole = n / LANES * LANES;
+    if (!k) memset(c, 0, n * sizeof(real));
+    for (int64_t first = 0; first < whole; first += COLUMNS) {
+        const int64_t end = whole - first < COLUMNS ? whole : first + COLUMNS;
+        int64_t i = 0;
+        for (; i + ROWS <= k; i += ROWS) add_rows<ROWS>(a + i * k_stride, k_stride, b + i * n, c, n, first, end, i == 0);
+        for (; i < k; ++i) add_rows<1>(a + i * k_stride, k_stride, b + i * n, c, n, first, end, i == 0);
+    }
+    if (whole < n) unpacked_tile<1, 1, false>(a, 0, k_stride, b + n - LANES, c + n - LANES, n, k, false);
+}
+
 // Fewer columns than a vector has.
 inline void narrow_product(const real* a, int64_t row_stride, int64_t k_stride, const real* b, real* c, int64_t m, int64_t n,
                            int64_t k) {
@@ -198,7 +226,7 @@ inline void unpacked_product(const real* a, int64_t row_stride, int64_t k_stride
                          : m >= MOST_ROWS     ? unpacked_rows<MOST_ROWS>
                          : m >= MOST_ROWS / 2 ? unpacked_rows<MOST_ROWS / 2>
                          : m >= 2             ? unpacked_rows<2>
-                                              : unpacked_rows<1>;
+                                              : row_product;
     of_rows(a, row_stride, k_stride, b, c, m, n, k);
 }
 
