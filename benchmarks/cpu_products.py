@@ -23,7 +23,7 @@ from mlpgpu.bench import json_lines, surroundings
 from mlpgpu.text import table
 
 WEIGHTS = ((64, 64), (784, 128), (300, 300), (784, 1024), (1000, 37), (749, 632), (2048, 2048))
-ROWS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 ROUNDS = 15
 
 
@@ -35,8 +35,8 @@ class Result:
     k: int
     n: int
     rows: int
-    blas: float
-    loop: float
+    by_blas: float
+    by_loop: float
 
 
 def microseconds(calls: list[Callable[[], None]]) -> list[float]:
@@ -70,7 +70,7 @@ def main() -> None:
         cells = [("loop's time by BLAS's", *(f"{rows} rows" for rows in ROWS))]
         for k, n in WEIGHTS:
             own = [found for found in results if (found.of, found.k, found.n) == (of, k, n)]
-            cells.append((f"{of}, {k}×{n}", *(f"{found.loop / found.blas:.2f}" for found in own)))
+            cells.append((f"{of}, {k}×{n}", *(f"{found.by_loop / found.by_blas:.2f}" for found in own)))
         print(table(cells, "<" + ">" * len(ROWS)), end="\n\n")
     if options.json:
         options.json.write_text(json_lines(results, surroundings()), encoding="utf-8")
