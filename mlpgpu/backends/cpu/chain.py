@@ -38,6 +38,9 @@ class Chain:
             share memory, since parts do not wait for each other after each operation.
         inputs: (rows, n_in), like those that it will be called with.
         parts: into which it is cut, for threads to share them; the bits follow from their number.
+
+    Attributes:
+        nbytes: of what several parts write, which nobody else does.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Chain:
         self._inputs: list[tuple[Call, int, int]] = []
         self._results: list[tuple[Call, int, int]] = []
         self._given = inputs
+        self.nbytes = 0 if parts == 1 else sum(y.nbytes for y in written)
         self._phases = [self._empty()]
         x = inputs
         for op, of_op, y in zip(operations, values, written, strict=False):
@@ -111,6 +115,7 @@ class Chain:
     ) -> None:
         """A layer of which each part has some rows of the weight."""
         shares = np.empty((self._parts, *y.shape), self._dtype)
+        self.nbytes += shares.nbytes
         if any(self._phases[-1]):
             self._phases.append(self._empty())
         for part, (columns, share) in enumerate(zip(equal_parts(len(weight), self._parts), shares, strict=True)):

@@ -47,7 +47,7 @@ COLUMNS_BELOW_ROWS, WIDE = 384, 512
 # 749-632-632-632-32 128 rows 1,875, 2,123 and 2,653, and 3,327.  From the limit on pieces of rows take as long.
 SHARED_ROWS, SHARED_FLOPS, READING_ROWS = 384, 1 << 28, 3
 PARTS_FROM = (4, 1 << 25), (2, 1 << 22)
-KEPT_CHAINS, KEPT_BYTES = 8, 1 << 25  # numbers of rows, and bytes of what is written for them
+KEPT_CHAINS, KEPT_BYTES = 8, 1 << 25  # numbers of rows, and bytes that their calls write, of more than one number
 PIECE_BYTES = 1 << 22  # of the widest array of a piece, at most
 
 Compute = Callable[[Values, np.ndarray, np.ndarray, np.ndarray], bool]
@@ -94,7 +94,6 @@ class Scratch:
         self._gathered: np.ndarray | None = None
         self._views: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
         self._chains: dict[tuple[int, int, int, int], Chain] = {}
-        self._chain_bytes = 0  # that those of several parts write
         self._chained: Loaded | None = None  # what the chains read
 
     def views(self, rows: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -118,22 +117,20 @@ class Scratch:
         """
         if self._chained is not loaded:
             self._chains.clear()
-            self._chain_bytes = 0
             self._chained = loaded
         key = len(x), part.start, part.stop, parts
         chain = self._chains.get(key)
         if chain is None:
-            taken = 0 if parts == 1 else len(x) * sum(self._widths) * self._dtype.itemsize
-            if len(self._chains) >= KEPT_CHAINS or self._chain_bytes + taken > KEPT_BYTES:
-                self._chains.clear()
-                self._chain_bytes = 0
-            self._chain_bytes += taken
             if parts == 1:
                 written = [y for y, _ in self.views(len(x))]
             else:
                 written = [np.empty((len(x), width), self._dtype) for width in self._widths]
             written[last:] = [written[last]] * (len(written) - last)
-            chain = self._chains[key] = Chain(operations[part], loaded.values[part], written[part], x, parts)
+            chain = Chain(operations[part], loaded.values[part], written[part], x, parts)
+            kept = sum(each.nbytes for each in (*self._chains.values(), chain))
+            if len(self._chains) >= KEPT_CHAINS or kept > KEPT_BYTES:
+                self._chains.clear()
+            self._chains[key] = chain
         return chain
 
     def inputs(self, rows: int) -> np.ndarray:
