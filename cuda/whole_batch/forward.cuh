@@ -25,12 +25,125 @@ struct WholeBatchForward {
     static constexpr int LANE_ROWS = smallest(ROWS, 8), LANE_COLUMNS = largest(ROWS / 4, 2);
     static constexpr int ROW_LANES = ROWS / LANE_ROWS, COLUMN_LANES = COLUMNS / LANE_COLUMNS;
     static constexpr int LANES = ROW_LANES * COLUMN_LANES, LANE_K = K / (WARP / LANES);  // lanes of all z; rows of W of a lane
-    static constexpr bool HAS_LEADS = COLUMNS > 16;
-    static constexpr int PITCH = HAS_LEADS ? COLUMNS + 4 : COLUMNS, STAGE = K * PITCH + ROWS * K;
+    static constexpr int AT_ONCE = ROWS > 4 ? 2 : 4;  // of a lane's rows of W, that it has in registers
+    static constexpr bool MAY_HAVE_LEADS = COLUMNS > 16;
+    static constexpr int STAGE = K * (MAY_HAVE_LEADS ? COLUMNS + 4 : COLUMNS) + ROWS * K;
     static constexpr int SHARED_BYTES = 4 * WARPS * STAGES * STAGE;
     static_assert(LANE_K == 4, "a lane reads x along its rows of W as a vector");
     static_assert(WARPS * ROWS * COLUMNS <= WARPS * STAGES * STAGE, "in the end the warps' sums lie where the slices were");
 };
+
+// A warp's slices of W, every so many-th one from its first on, which it copies one after another. A pointer advances with
+// them, since addresses made anew are a third of all instructions. Without IS_VECTORED rows of W begin between vectors.
+template <class T, bool IS_VECTORED>
+struct WeightSlices {
+    static constexpr bool HAS_LEADS = T::MAY_HAVE_LEADS && !IS_VECTORED, BY_VECTORS = T::MAY_HAVE_LEADS || IS_VECTORED;
+    static constexpr int PITCH = HAS_LEADS ? T::COLUMNS + 4 : T::COLUMNS;
+    TileCopies<T::COLUMNS> copies;
+    const float *next, *next_end;  // the lane's first number of the next slice, and what a row's vectors end with
+    int left, left_of_end;         // columns from there on
+    int rows, n, apart;            // rows from the slice's first one on; how many rows lie between slices
+
+    __device__ __forceinline__ WeightSlices(const float* w, int first_row, int apart, int n0, int k, int n)
+        : copies(BY_VECTORS), next(w + static_cast<int64_t>(first_row + copies.row) * n + n0 + copies.column),
+          next_end(w + static_cast<int64_t>(first_row + threadIdx.x % WARP) * n + n0 + T::COLUMNS),
+          left(n - n0 - copies.column), left_of_end(n - n0 - T::COLUMNS), rows(k - first_row), n(n), apart(apart) {}
+
+    __device__ __forceinline__ void copy(float* to, const float* number, int left_there) const {
+        HAS_LEADS ? copy_vector_or_clear(to, number, left_there) : copies.copy(to, number, left_there);
+    }
+
+    // Starts to copy the next slice; rows that there are not become 0.
+    __device__ __forceinline__ void fetch(float* slice) {
+        copies.template each_row<T::K>([&](int, int behind) {
+            const int row = copies.row + behind;
+            copy(slice + row * PITCH + copies.column, next + behind * n, row < rows ? left : -4);
+        });
+        const int row = threadIdx.x % WARP;
+        if (HAS_LEADS && row < T::K) copy(slice + row * PITCH + T::COLUMNS, next_end, row < rows ? left_of_end : -4);
+        next += static_cast<int64_t>(apart) * n, next_end += static_cast<int64_t>(apart) * n, rows -= apart;
+    }
+};
+
+// Adds up the products of a warp's slices: z (LANE_ROWS, LANE_COLUMNS) of each lane.
+template <class T, int SPLIT, bool IS_VECTORED>
+__device__ __forceinline__ void add_slices(const Rows& rows, const float* x, const int* indices, const float* w, int n0, int k,
+                                           int n, float* ring, float (&sums)[T::LANE_ROWS][T::LANE_COLUMNS]) {
+    using Slices = WeightSlices<T, IS_VECTORED>;
+    constexpr int APART = SPLIT * T::WARPS * T::K;  // rows between slices
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const int first_row = (cluster_rank<SPLIT>() * T::WARPS + warp) * T::K;
+    Slices slices(w, first_row, APART, n0, k, n);
+    // Floats that are copied one by one pass through the first-level cache, which may hold what earlier launches left.
+    if (!Slices::BY_VECTORS) pdl_wait_and_trigger();
+#pragma unroll
+    for (int ahead = 0; ahead < T::STAGES - 1; ++ahead) slices.fetch(ring + ahead * T::STAGE);
+    if (Slices::BY_VECTORS) pdl_wait_and_trigger();
+
+    const TileCopies<T::K> x_copies(is_vectored(x, k));
+    const float* copied_x[ceil_div(T::ROWS, TileCopies<T::K>::PAIR_ROWS)];
+    x_copies.template each_row<T::ROWS>([&](int i, int behind) {
+        const int r = x_copies.row + behind < rows.count ? x_copies.row + behind : 0;
+        copied_x[i] = x + static_cast<int64_t>(indices ? indices[r] : r) * k + first_row + x_copies.column;
+    });
+    // Vectors of rows that lanes read at once lie in different banks: four rows of 8 do so by themselves.
+    const auto place_of_x = [](int r, int vector) {
+        return r * T::K + 4 * (T::K > 8 ? vector ^ r % T::ROW_LANES / 2 * 2 : vector);
+    };
+    const int place = T::K * Slices::PITCH + place_of_x(x_copies.row, x_copies.column / 4) + x_copies.column % 4;
+    int left_of_x = k - first_row - x_copies.column;
+    const auto fetch_x = [&](float* slice) {
+        x_copies.template each_row<T::ROWS>([&](int i, int behind) {
+            if (x_copies.row + behind >= rows.count) return;  // what lies there gives sums that are not stored
+            x_copies.copy(slice + place + behind * T::K, copied_x[i], left_of_x);
+            copied_x[i] += APART;
+        });
+        left_of_x -= APART;
+    };
+#pragma unroll
+    for (int ahead = 0; ahead < T::STAGES - 1; ++ahead) {
+        fetch_x(ring + ahead * T::STAGE);
+        commit_copies();
+    }
+
+    const int part = lane / T::LANES, lane_row = lane % T::ROW_LANES;
+    const int lane_column = lane % T::LANES / T::ROW_LANES * T::LANE_COLUMNS;
+    const auto read_w = [&](const float* staged_w, int row, float (&of_w)[T::LANE_COLUMNS]) {
+        staged_w += row * Slices::PITCH;
+        if (!Slices::HAS_LEADS) return load_neighbours(staged_w, of_w);
+        staged_w += lead_of(w + n0, row, n);  // that of each fourth row, as slices and lanes have whole fours
+#pragma unroll
+        for (int q = 0; q < T::LANE_COLUMNS; ++q) of_w[q] = staged_w[q];
+    };
+    int stage = 0;
+    for (int row = first_row; row < k; row += APART) {
+        wait_copies<T::STAGES - 2>();
+        __syncwarp();  // the slice is there for all lanes, and all have read the one before
+        float* const freed = ring + (stage == 0 ? T::STAGES - 1 : stage - 1) * T::STAGE;
+        slices.fetch(freed);
+        fetch_x(freed);
+        commit_copies();
+        const float* const staged_w = ring + stage * T::STAGE + part * T::LANE_K * Slices::PITCH + lane_column;
+        const float* const staged_x = ring + stage * T::STAGE + T::K * Slices::PITCH + place_of_x(lane_row, part);
+#pragma unroll 1  // registers have room for AT_ONCE
+        for (int first = 0; first < T::LANE_K; first += T::AT_ONCE) {
+            float of_w[T::AT_ONCE][T::LANE_COLUMNS];
+#pragma unroll
+            for (int e = 0; e < T::AT_ONCE; ++e) read_w(staged_w, first + e, of_w[e]);
+#pragma unroll
+            for (int i = 0; i < T::LANE_ROWS; ++i) {
+                float of_x[T::AT_ONCE];
+                load_neighbours(staged_x + i * T::ROW_LANES * T::K + first, of_x);
+#pragma unroll
+                for (int e = 0; e < T::AT_ONCE; ++e)
+#pragma unroll
+                    for (int q = 0; q < T::LANE_COLUMNS; ++q) sums[i][q] = fmaf(of_x[e], of_w[e][q], sums[i][q]);
+            }
+        }
+        stage = stage == T::STAGES - 1 ? 0 : stage + 1;
+    }
+    wait_copies();
+}
 
 // z = x W + b, y = f(z), f being the activation of this number; x (B, k), or the data set by the order. z is null where f'
 // takes y; unless `dropped` is null it receives the dropout of y. An element's sum follows a fixed order, which is not that
@@ -42,94 +155,16 @@ __device__ __forceinline__ void dense_forward_whole_batch(const Step* step, int 
                                                           uint64_t seed, int layer, uint32_t least, float keep) {
     SHARED(float, shared);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, n0 = blockIdx.x / SPLIT * T::COLUMNS;
-    constexpr int WARPS = SPLIT * T::WARPS;
-    const int rank = cluster_rank<SPLIT>(), first_slice = rank * T::WARPS + warp;
-    float* const ring = shared + warp * T::STAGES * T::STAGE;
     const Rows rows = shard_rows(step, shard, shards);
     const float* const from = first_input_row(rows, x, order, k);
-    const bool has_leads = T::HAS_LEADS && !is_vectored(w, n);
-    const TileCopies<T::COLUMNS> w_copies(T::HAS_LEADS || is_vectored(w, n));
-    const TileCopies<T::K> x_copies(is_vectored(from, k));
-
-    const auto fetch_w = [&](int slice, int stage) {
-        const auto copy = [&](int row, int column) {
-            float* const to = ring + stage * T::STAGE + row * T::PITCH + column;
-            const float* const number = w + static_cast<int64_t>(slice * T::K + row) * n + n0 + column;
-            const int left = slice * T::K + row < k ? n - n0 - column : -4;
-            has_leads ? copy_vector_or_clear(to, number, left) : w_copies.copy(to, number, left);
-        };
-        w_copies.template each_row<T::K>([&](int, int behind) { copy(w_copies.row + behind, w_copies.column); });
-        if (has_leads && lane < T::K) copy(lane, T::COLUMNS);
-    };
-    // Floats that are copied one by one pass through the first-level cache, which may hold what earlier launches left.
-    if (!w_copies.vectored) pdl_wait_and_trigger();
-#pragma unroll
-    for (int ahead = 0; ahead < T::STAGES - 1; ++ahead) fetch_w(first_slice + ahead * WARPS, ahead);
-    if (w_copies.vectored) pdl_wait_and_trigger();
-
     const int* const indices = row_indices(rows, order);
-    const float* copied_x[ceil_div(T::ROWS, TileCopies<T::K>::PAIR_ROWS)];
-    x_copies.template each_row<T::ROWS>([&](int i, int behind) {
-        const int r = x_copies.row + behind < rows.count ? x_copies.row + behind : 0;
-        copied_x[i] = from + static_cast<int64_t>(indices ? indices[r] : r) * k + x_copies.column;
-    });
-    // Vectors of rows that lanes read at once lie in different banks: four rows of 8 do so by themselves.
-    const auto place_of_x = [](int r, int vector) {
-        return r * T::K + 4 * (T::K > 8 ? vector ^ r % T::ROW_LANES / 2 * 2 : vector);
-    };
-    const int place = T::K * T::PITCH + place_of_x(x_copies.row, x_copies.column / 4) + x_copies.column % 4;
-    const auto fetch_x = [&](int slice, int stage) {
-        float* const to = ring + stage * T::STAGE + place;
-        x_copies.template each_row<T::ROWS>([&](int i, int behind) {
-            if (x_copies.row + behind >= rows.count) return;  // what lies there gives sums that are not stored
-            x_copies.copy(to + behind * T::K, copied_x[i] + slice * T::K, k - slice * T::K - x_copies.column);
-        });
-    };
-#pragma unroll
-    for (int ahead = 0; ahead < T::STAGES - 1; ++ahead) {
-        fetch_x(first_slice + ahead * WARPS, ahead);
-        commit_copies();
-    }
+    float* const ring = shared + warp * T::STAGES * T::STAGE;
+    float sums[T::LANE_ROWS][T::LANE_COLUMNS] = {};
+    is_vectored(w, n) ? add_slices<T, SPLIT, true>(rows, from, indices, w, n0, k, n, ring, sums)
+                      : add_slices<T, SPLIT, false>(rows, from, indices, w, n0, k, n, ring, sums);
 
     const int part = lane / T::LANES, lane_row = lane % T::ROW_LANES;
     const int lane_column = lane % T::LANES / T::ROW_LANES * T::LANE_COLUMNS;
-    const auto read_w = [&](const float* staged_w, int row, float (&of_w)[T::LANE_COLUMNS]) {
-        staged_w += row * T::PITCH;
-        if (!has_leads) return load_neighbours(staged_w, of_w);
-        staged_w += lead_of(w + n0, row, n);  // that of each fourth row, as slices and lanes have whole fours
-#pragma unroll
-        for (int q = 0; q < T::LANE_COLUMNS; ++q) of_w[q] = staged_w[q];
-    };
-    float sums[T::LANE_ROWS][T::LANE_COLUMNS] = {};
-    int stage = 0;
-    for (int slice = first_slice; slice * T::K < k; slice += WARPS) {
-        wait_copies<T::STAGES - 2>();
-        __syncwarp();  // the slice is there for all lanes, and all have read the one before
-        const int freed = stage == 0 ? T::STAGES - 1 : stage - 1, following = slice + (T::STAGES - 1) * WARPS;
-        fetch_w(following, freed);
-        fetch_x(following, freed);
-        commit_copies();
-        const float* const staged_w = ring + stage * T::STAGE + part * T::LANE_K * T::PITCH + lane_column;
-        const float* const staged_x = ring + stage * T::STAGE + T::K * T::PITCH + place_of_x(lane_row, part);
-#pragma unroll 1  // registers have room for half of it
-        for (int half = 0; half < T::LANE_K; half += 2) {
-            float of_w[2][T::LANE_COLUMNS];
-#pragma unroll
-            for (int e = 0; e < 2; ++e) read_w(staged_w, half + e, of_w[e]);
-#pragma unroll
-            for (int i = 0; i < T::LANE_ROWS; ++i) {
-                float of_x[2];
-                load_neighbours(staged_x + i * T::ROW_LANES * T::K + half, of_x);
-#pragma unroll
-                for (int e = 0; e < 2; ++e)
-#pragma unroll
-                    for (int q = 0; q < T::LANE_COLUMNS; ++q) sums[i][q] = fmaf(of_x[e], of_w[e][q], sums[i][q]);
-            }
-        }
-        stage = stage == T::STAGES - 1 ? 0 : stage + 1;
-    }
-
-    wait_copies();
     __syncthreads();  // the sums take the place of the slices
 #pragma unroll
     for (int i = 0; i < T::LANE_ROWS; ++i)
@@ -165,7 +200,7 @@ __device__ __forceinline__ void dense_forward_whole_batch(const Step* step, int 
         constexpr int PART = T::ROWS * T::COLUMNS / SPLIT;
         cluster_synchronize<SPLIT>();
         for (int i = threadIdx.x; i < PART; i += T::THREADS) {
-            const int element = rank * PART + i;
+            const int element = cluster_rank<SPLIT>() * PART + i;
             float sum = 0.0f;
 #pragma unroll
             for (int block = 0; block < SPLIT; ++block)

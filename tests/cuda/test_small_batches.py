@@ -272,7 +272,7 @@ def test_the_chosen_tile_is_counted_least(m: int, n: int, k: int, multiprocessor
     tenths = thresholds.COUNTED_TENTHS if m <= thresholds.WARP_SPLIT_MOST_ROWS else thresholds.MANY_ROWS_TENTHS
     assert (tile != usual) == (tenths * min(counted[2:]) < 10 * counted[1])
     for operand_format in OPERAND_FORMATS:
-        every = (kernels.sm90_tiles, kernels.wide_tiles, kernels.shared_tiles, narrow_tiles)
+        every = (kernels.sm90_tiles, kernels.wide_tiles, kernels.medium_tiles, kernels.shared_tiles, narrow_tiles)
         tiles = [tile for tiles_of in every for tile in tiles_of(operand_format)]
         for has_floats in (False, True):
             chosen, _ = gemm_tile(operand_format, m, n, k, multiprocessors, "sm_90a", has_floats=has_floats)
@@ -714,10 +714,12 @@ def test_tensor_cores_multiply_more_rows_by_very_large_weights(operand_format: O
 
 @pytest.mark.parametrize(
     ("k", "n", "rows", "has_dx", "blocks", "warps"),
-    [(4096, 3072, 8, True, (256, 1), 1), (1061, 4096, 8, True, (133, 1), 2), (6144, 6144, 8, True, (768, 1), 2),
+    [(4096, 3072, 8, True, (1024, 1), 4), (1061, 4096, 8, True, (266, 1), 4), (6144, 6144, 8, True, (1536, 1), 4),
      (512, 2048, 8, True, (128, 1), 4), (1536, 1536, 16, True, (192, 1), 2), (1536, 1536, 32, True, (192, 1), 2),
      (1536, 64, 8, True, (192, 1), 2), (768, 4096, 8, False, (48, 5), 1), (3073, 6161, 8, False, (769, 1), 4),
-     (4096, 3072, 4, True, (1024, 1), 4), (6144, 6144, 4, True, (384, 1), 1), (3073, 6161, 4, False, (385, 1), 2)],
+     (4096, 3072, 16, True, (256, 1), 1), (6144, 4096, 16, True, (768, 1), 2), (2048, 2048, 4, True, (256, 1), 2),
+     (6144, 1536, 4, True, (768, 1), 2), (1536, 3072, 4, True, (384, 1), 4), (4096, 3072, 4, False, (256, 3), 1),
+     (3073, 6161, 4, False, (769, 1), 4)],
 )  # fmt: skip
 def test_backward_passes_of_the_whole_batch_have_the_blocks_that_end_first(
     k: int, n: int, rows: int, has_dx: bool, blocks: tuple[int, int], warps: int

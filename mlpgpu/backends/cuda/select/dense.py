@@ -639,8 +639,8 @@ def _forward(k: int, n: int, work: Work) -> Forward:
             return WholeBatch(fitting, why, kernels.TENSOR_WHOLE_BATCH_COLUMNS, split, components)
         most = kernels.whole_batch(work.rows)
         why = f"rows: {work.rows} ≤ {kernels.WHOLE_BATCHES[-1]}, {weights}: blocks that keep the batch pass over W once"
-        columns = _whole_batch_columns(n, most, card.multiprocessors)
         may_split = thresholds.WHOLE_BATCH_MAY_SPLIT and card.arch == "sm_90a"
+        columns = _whole_batch_columns(k, n, most, card.multiprocessors, may_split=may_split)
         split = kernels.whole_batch_split(k, n, most, columns, card.multiprocessors) if may_split else 1
         return WholeBatch(most, why, columns, split)
     if not is_cut(k, n):
@@ -668,11 +668,18 @@ def _forward(k: int, n: int, work: Work) -> Forward:
     return SplitK(part, count, tile, f"{cut}; {_why_not_split(n, work)}; {reason}")
 
 
-def _whole_batch_columns(n: int, rows: int, multiprocessors: int) -> int:
-    """Of the columns that a block of the forward pass may have, the most that leave enough blocks, else the fewest."""
+def _whole_batch_columns(k: int, n: int, rows: int, multiprocessors: int, *, may_split: bool) -> int:
+    """Of the columns that a block of the forward pass may have, the most that leave enough blocks, else the fewest; but
+    more than those, of few rows, where clusters that share a long k are enough blocks."""
     fewest, *more = kernels.whole_batch_forward_columns(rows)
     least = thresholds.WHOLE_BATCH_FILLED_HUNDREDTHS * multiprocessors
-    return max((columns for columns in more if 100 * ceil_div(n, columns) >= least), default=fewest)
+    filling = [columns for columns in more if 100 * ceil_div(n, columns) >= least]
+    if filling or not may_split or rows > thresholds.WHOLE_BATCH_WIDE_SPLIT_ROWS:
+        return max(filling, default=fewest)
+    wider = more[0]
+    split = kernels.whole_batch_split(k, n, rows, wider, multiprocessors)
+    has_long_k = kernels.whole_batch_slices(k, rows, wider) >= thresholds.WHOLE_BATCH_WIDE_SPLIT_SLICES * split
+    return wider if has_long_k and 100 * split * ceil_div(n, wider) >= least else fewest
 
 
 def _cut_of_step(k: int, n: int, work: Work) -> tuple[SplitK | None, int]:
