@@ -35,32 +35,36 @@ __device__ __forceinline__ void total_error(const Step* step, const double* sums
     }
 }
 
-// A block's summed value and weight go to sums (blocks, 2), given each thread's part of them.  Unless `totals` is null,
-// the last block to arrive adds all of them up in `finish`, which it may call much later.
-struct BatchTotal {
-    const Step* step;
-    double* sums;
-    double* totals;
-    double* losses;
-    Arrival arrival;
-
-    __device__ __forceinline__ BatchTotal(const Step* step, double value, double weight, double* sums,
-                                          unsigned* arrived, double* totals, double* losses)
-        : step(step), sums(sums), totals(totals), losses(losses), arrival() {
-        const ValueAndWeight sum = block_sums(value, weight);
-        if (threadIdx.x == 0) {
-            const int block = blockIdx.y * gridDim.x + blockIdx.x;
-            sums[2 * block] = sum.value;
-            sums[2 * block + 1] = sum.weight;
-        }
-        if (totals) arrival = arrive(arrived);
+// By one warp, whose lane 0 has a block's sums: they go to sums (blocks, 2). Unless `totals` is null, the last block to
+// arrive adds all of them up, to totals (2,) and the run's losses (steps, 2).
+__device__ __forceinline__ void add_block_up(const Step* step, ValueAndWeight sum, int block, int blocks, double* sums,
+                                             unsigned* arrived, double* totals, double* losses) {
+    const int lane = threadIdx.x % WARP;
+    unsigned before = 0;
+    if (lane == 0) {
+        sums[2 * block] = sum.value, sums[2 * block + 1] = sum.weight;
+        if (totals && blocks > 1) before = count_up(arrived);
     }
-
-    __device__ __forceinline__ void finish() const {
-        SHARED(double, scratch);
-        const unsigned blocks = gridDim.x * gridDim.y;
-        if (totals && was_last(arrival, scratch, blocks)) total_error(step, sums, blocks, totals, losses);
+    if (!totals || __shfl_sync(WARP_ALL, before, 0) != static_cast<unsigned>(blocks - 1)) return;
+    if (blocks > 1) {
+        sum = {0.0, 0.0};
+#pragma unroll 8
+        for (int i = lane; i < blocks; i += WARP) sum.value += __ldcg(sums + 2 * i), sum.weight += __ldcg(sums + 2 * i + 1);
+        sum.value = warp_sum(sum.value), sum.weight = warp_sum(sum.weight);
     }
-};
+    if (lane > 0) return;
+    if (blocks > 1) *arrived = 0;
+    totals[0] = losses[2 * step->run] = sum.value;
+    totals[1] = losses[2 * step->run + 1] = sum.weight;
+}
+
+// The same by a block, each of whose threads has a part of its sums.
+__device__ __forceinline__ void add_threads_up(const Step* step, double value, double weight, double* sums,
+                                               unsigned* arrived, double* totals, double* losses) {
+    const ValueAndWeight sum = block_sums(value, weight);
+    if (threadIdx.x >= WARP) return;
+    const int block = blockIdx.y * gridDim.x + blockIdx.x, blocks = gridDim.x * gridDim.y;
+    add_block_up(step, sum, block, blocks, sums, arrived, totals, losses);
+}
 
 }  // namespace mlpgpu

@@ -112,7 +112,7 @@ __device__ __forceinline__ void tensor_forward_loss(const Step* step, int shard,
                                             pitch_n, filled_rows(rows.count), n, k, PREFETCH_A | PREFETCH_B | PREFETCH_EPILOGUE,
                                             epilogue_of(Unscaled(), end));
     __syncthreads();  // since the sums take the product's shared memory
-    BatchTotal(step, value, weight, sums, arrived, totals, losses).finish();
+    add_threads_up(step, value, weight, sums, arrived, totals, losses);
 }
 
 }  // namespace mlpgpu

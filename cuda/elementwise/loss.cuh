@@ -85,13 +85,14 @@ __device__ __forceinline__ void loss(const Step* step, int shard, int shards, co
                                      uint16_t* components, int64_t component_stride, int component_count, int n) {
     constexpr int BATCH = Team::SIZE == WARP ? 8 : 1;  // the 32 warps of a wide row's block overlap their loads anyway
     constexpr int IN_REGISTERS = Team::SIZE == WARP ? 32 : 4;
-    pdl_wait_and_trigger();
     const Rows rows = shard_rows(step, shard, shards);
     const int teams_of_block = blockDim.x / Team::SIZE, end = components ? filled_rows(rows.count) : rows.count;
     double value = 0.0, weight = 0.0;
     const int stride = gridDim.x * teams_of_block, first = blockIdx.x * teams_of_block + threadIdx.x / Team::SIZE;
     const int* const order_of_batch = order + rows.order + rows.first;
-    int64_t next = first < rows.count ? order_of_batch[first] : 0;  // the row of the data set, loaded one row ahead
+    // The row of the data set, loaded one row ahead, and the first one while the logits are made.
+    int64_t next = first < rows.count ? __ldcg(order_of_batch + first) : 0;
+    pdl_wait_and_trigger();
     for (int row = first; row < end; row += stride) {
         uint16_t* const split = components ? components + row * static_cast<int64_t>(padded_columns(n)) : nullptr;
         if (row >= rows.count) {
@@ -100,14 +101,14 @@ __device__ __forceinline__ void loss(const Step* step, int shard, int shards, co
             continue;
         }
         const int64_t batch_row = rows.first + row, from = next;
-        if (row + stride < rows.count) next = order_of_batch[row + stride];
+        if (row + stride < rows.count) next = __ldcg(order_of_batch + row + stride);
         const float w = weights ? weights[from] : 1.0f;
         const StoredDelta to = {delta ? delta + batch_row * n : nullptr, split, component_stride, component_count, n};
         const auto target = Target{targets, from, n, mean, scale}.of_row();
         const float v = weighted_row<Loss, Team, BATCH, IN_REGISTERS>(logits + batch_row * n, n, target, w, to);
         if (Team::rank() == 0) value += v, weight += w;
     }
-    BatchTotal(step, value, weight, sums, arrived, totals, losses).finish();
+    add_threads_up(step, value, weight, sums, arrived, totals, losses);
 }
 
 // Predictions y (B, n) of logits: the loss's output function, then scaled back if targets were

@@ -5,6 +5,7 @@
 // another, for both products. One more warp adds the loss up meanwhile.
 #pragma once
 
+#include "common/batch_total.cuh"
 #include "common/dependent_launch.cuh"
 #include "common/reduce.cuh"
 #include "common/step.cuh"
@@ -138,30 +139,20 @@ __device__ __forceinline__ void add_products(const HeadThread& thread, const flo
     }
 }
 
-// By one warp: stores the block's errors (ROWS, 2) to sums (blocks, 2). Unless `totals` is null, the last block adds the
-// sums of all blocks up, to totals (2,) and the run's losses (steps, 2).
+// By one warp: adds a block's errors (ROWS, 2) up, and then the blocks' sums (common/batch_total.cuh).
 template <int ROWS>
 __device__ __forceinline__ void add_errors_up(const Step* step, const float* errors, double* sums, unsigned* arrived,
                                               double* totals, double* losses) {
     const int lane = threadIdx.x % WARP;
-    unsigned before = 0;
-    if (lane == 0) {
-        double value = 0.0, weight = 0.0;
+    ValueAndWeight sum = {0.0, 0.0};
+    if (ROWS > 8) {
+        static_assert(ROWS <= 8 || ROWS == WARP, "a lane has a row");
+        sum = {warp_sum(static_cast<double>(errors[2 * lane])), warp_sum(static_cast<double>(errors[2 * lane + 1]))};
+    } else if (lane == 0) {
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r) value += errors[2 * r], weight += errors[2 * r + 1];
-        sums[2 * blockIdx.x] = value, sums[2 * blockIdx.x + 1] = weight;
-        if (totals && gridDim.x > 1) before = count_up(arrived);
+        for (int r = 0; r < ROWS; ++r) sum.value += errors[2 * r], sum.weight += errors[2 * r + 1];
     }
-    if (!totals || __shfl_sync(WARP_ALL, before, 0) != gridDim.x - 1) return;
-    double value = 0.0, weight = 0.0;
-#pragma unroll 4
-    for (int i = lane; i < static_cast<int>(gridDim.x); i += WARP)
-        value += __ldcg(sums + 2 * i), weight += __ldcg(sums + 2 * i + 1);
-    value = warp_sum(value), weight = warp_sum(weight);
-    if (lane > 0) return;
-    *arrived = 0;
-    totals[0] = losses[2 * step->run] = value;
-    totals[1] = losses[2 * step->run + 1] = weight;
+    add_block_up(step, sum, blockIdx.x, gridDim.x, sums, arrived, totals, losses);
 }
 
 // Stores the row scales of a block's rows of dx, from the largest exponents that each thread has found of its rows.

@@ -300,7 +300,7 @@ __device__ __forceinline__ void row_step(const Step* step, int shard, int shards
             __syncthreads();
         }
     }
-    BatchTotal(step, value, weight, sums, arrived, totals, losses).finish();
+    add_threads_up(step, value, weight, sums, arrived, totals, losses);
 }
 
 }  // namespace mlpgpu

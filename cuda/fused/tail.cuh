@@ -153,7 +153,7 @@ __device__ __forceinline__ void tail(const Step* step, int shard, int shards, co
             __syncthreads();
         }
     }
-    BatchTotal(step, value, weight, sums, arrived, totals, losses).finish();
+    add_threads_up(step, value, weight, sums, arrived, totals, losses);
 }
 
 }  // namespace mlpgpu

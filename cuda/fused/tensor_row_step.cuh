@@ -497,7 +497,7 @@ __device__ __forceinline__ void tensor_row_step_of(const Inputs& inputs, const S
         pdl_wait_and_trigger();
         for (int i = threadIdx.x; i < pitch; i += T::THREADS) of_block[i] = 0.0f;
     }
-    BatchTotal(step, value, weight, sums, arrived, totals, losses).finish();
+    add_threads_up(step, value, weight, sums, arrived, totals, losses);
 }
 
 // The rows of the data set are `data` or `bytes`; the other one is null. What follows them is that of tensor_row_step_of().

@@ -333,12 +333,18 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "common/reduce.cuh",
         "arrival.before == blocks - 1",
         "arrival.before + 2 == blocks",
+        kernels.dense_backward_update_by_parts("SGD", kernels.WARP_SPLIT_WEIGHT),
+    ),
+    "another block than the last one adds the losses up": (
+        "common/batch_total.cuh",
+        "before, 0) != static_cast<unsigned>(blocks - 1))",
+        "before, 0) + 2 != static_cast<unsigned>(blocks))",
         kernels.loss("huber", "dense"),
     ),
     "another block of the head than the last one adds up": (
-        "fused/head.cuh",
-        "before, 0) != gridDim.x - 1)",
-        "before, 0) + 2 != gridDim.x)",
+        "common/batch_total.cuh",
+        "before, 0) != static_cast<unsigned>(blocks - 1))",
+        "before, 0) + 2 != static_cast<unsigned>(blocks))",
         kernels.head("huber", "dense"),
     ),
     "first warp of the head left out": (
@@ -429,7 +435,7 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "whole_batch/backward.cuh",
         "until_bias = gridDim.x;",
         "until_bias = -1;",
-        kernels.dense_backward_whole_batch("RMSprop", kernels.WHOLE_BATCHES[1]),
+        kernels.dense_backward_whole_batch("Adam", kernels.WHOLE_BATCHES[1]),
     ),
     "the second of two numbers that are no vector not copied": (
         "whole_batch/copies.cuh",
@@ -451,14 +457,14 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "the end of a tile's rows of W not copied": (
         "whole_batch/forward.cuh",
-        "if (has_leads && lane < T::K)",
-        "if (has_leads && lane + 1 < T::K)",
+        "if (HAS_LEADS && row < T::K)",
+        "if (HAS_LEADS && row + 1 < T::K)",
         kernels.dense_forward_whole_batch(kernels.WHOLE_BATCHES[1], 64),
     ),
     "what lies behind the last row of W multiplied": (
         "whole_batch/forward.cuh",
-        "? n - n0 - column : -4;",
-        "? n - n0 - column : 0;",
+        "row < rows ? left : -4",
+        "row < rows ? left : 0",
         kernels.dense_forward_whole_batch(kernels.WHOLE_BATCHES[-1], 32),
     ),
     "what lies behind W's columns in a row head not cleared": (
@@ -499,8 +505,8 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "all blocks of a cluster take the slices of the first one": (
         "whole_batch/forward.cuh",
-        "first_slice = rank * T::WARPS + warp;",
-        "first_slice = warp;",
+        "first_row = (cluster_rank<SPLIT>() * T::WARPS + warp) * T::K;",
+        "first_row = warp * T::K;",
         kernels.dense_forward_whole_batch(kernels.WHOLE_BATCHES[1], split=8),
     ),
     "a piece of a long row split with the scale of the others": (
