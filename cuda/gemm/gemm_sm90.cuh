@@ -333,9 +333,9 @@ template <class T, class Tiles>
 __device__ __forceinline__ void sum_columns(Tiles scheduler, int m, int n, int slices, Ring<T> ring, float* partials, int warp) {
     constexpr int QUADS = ceil_div(T::N, 4 * WARP);  // neighbouring columns that a lane sums
     constexpr int LANES = smallest(WARP, T::N / 4), SETS = WARP / LANES;
-    static_assert(T::N % (4 * LANES) == 0);
     const int tiles = (m + T::M - 1) / T::M, parts = tiles * summing_warps(tiles);
     const int lane = threadIdx.x % WARP % LANES, set = threadIdx.x % WARP / LANES, pitch = padded_columns(n);
+    const auto has_quad = [&](int q) { return T::N % (4 * LANES) == 0 || (q * WARP + lane) * 4 < T::N; };  // of 192 half a warp
     for (; !scheduler.is_done(); scheduler.advance()) {
         int m0, n0;
         scheduler.origin(cluster_rank<T::CLUSTER>(), m0, n0);
@@ -349,6 +349,7 @@ __device__ __forceinline__ void sum_columns(Tiles scheduler, int m, int n, int s
             for (int row = first + set; row < end; row += SETS)
 #pragma unroll
                 for (int q = 0; q < QUADS; ++q) {
+                    if (!has_quad(q)) continue;
                     const int column = (q * WARP + lane) * 4, atom = column / 64;
                     const uint32_t address =
                         ring.address() + T::COMPONENTS * T::A_BYTES + (atom * 64 + row) * T::ROW_BYTES + column % 64 * 2;
@@ -368,7 +369,7 @@ __device__ __forceinline__ void sum_columns(Tiles scheduler, int m, int n, int s
 #pragma unroll
             for (int other = LANES; other < WARP; other *= 2) sums[q] = add_lanes(sums[q], other);
             const int j = n0 + (q * WARP + lane) * 4;
-            if (inside && set == 0 && j < pitch)
+            if (inside && set == 0 && j < pitch && has_quad(q))
                 *reinterpret_cast<float4*>(partials + static_cast<int64_t>(part) * pitch + j) = sums[q];
         }
     }

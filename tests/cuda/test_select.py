@@ -106,7 +106,9 @@ def test_each_side_of_the_other_thresholds() -> None:
     many = [loss.head_form(*shape, of_rows(rows))[0] for *shape, rows in ((6, 1, 2112), (6, 1, 2113), (6, 9, 2113))]
     assert many == [kernels.COLUMN_HEAD, kernels.ROW_HEAD, kernels.COLUMN_HEAD]
     fitting = [(1152, 8), (1153, 8), (9216, 1), (9217, 1)]
-    assert [loss.head_form(*shape, of_rows(4096))[0] is kernels.ROW_HEAD for shape in fitting] == [1, 0, 1, 0]
+    assert [kernels.fits_row_head(*shape) for shape in fitting] == [True, False, True, False]
+    counted = [(256, 1), (1536, 1), (64, 8), (768, 8)]
+    assert [loss.head_form(*shape, of_rows(4096))[0] is kernels.ROW_HEAD for shape in counted] == [1, 0, 1, 0]
     assert loss.head_parts(kernels.ROW_HEAD, 768, 1, of_rows(4096)) == 1
     few, work = kernels.FEW_ROWS_HEAD, of_rows(2)
     assert [loss.head_parts(few, k, 1, work) for k in (256, 257, 2048)] == [1, 2, 8]

@@ -31,6 +31,7 @@ from mlpgpu.backends.cuda.kernels import (
     ceil_div,
     cluster_tiles,
     filled_rows,
+    medium_tiles,
     narrow_tiles,
     narrow_weight_tiles,
     padded_columns,
@@ -106,8 +107,8 @@ SAMPLED_TILES = [
     tile
     for operand_format in OPERAND_FORMATS
     for tile in (
-        *sm90_tiles(operand_format), *wide_tiles(operand_format), *shared_tiles(operand_format),
-        *narrow_tiles(operand_format),
+        *sm90_tiles(operand_format), *medium_tiles(operand_format), *wide_tiles(operand_format),
+        *shared_tiles(operand_format), *narrow_tiles(operand_format),
         *cluster_tiles(operand_format), *tiles_sharing_k(operand_format), *sm80_tiles(operand_format)[:1],
     )
 ]  # fmt: skip
@@ -803,6 +804,7 @@ def products(
     usual = (
         *sm80_tiles(operand_format),
         *sm90_tiles(operand_format),
+        *medium_tiles(operand_format),
         *wide_tiles(operand_format),
         *shared_tiles(operand_format),
         *narrow_tiles(operand_format),
@@ -954,7 +956,10 @@ def narrow_cases() -> Iterator[Case]:
     """Tiles of few columns and of many: each format, each way its operands lie, borders, several tiles a block, each
     epilogue."""
     for operand_format in OPERAND_FORMATS:
-        others = *narrow_tiles(operand_format), *wide_tiles(operand_format), *shared_tiles(operand_format)
+        others = (
+            *narrow_tiles(operand_format), *wide_tiles(operand_format), *shared_tiles(operand_format),
+            *medium_tiles(operand_format),
+        )  # fmt: skip
         for tile in others:
             yield from _narrow_cases(tile)
 

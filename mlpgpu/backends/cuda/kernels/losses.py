@@ -79,8 +79,9 @@ def _column_head(rows: int, warps: int) -> HeadForm:
 COLUMN_HEAD, FEW_ROWS_HEAD = _column_head(8, 8), _column_head(2, 15)
 COLUMN_HEADS = (COLUMN_HEAD, FEW_ROWS_HEAD)
 
-# RowHead of fused/row_head.cuh: its most columns of W, and the floats that it has for them.
-ROW_HEAD_MOST_N, _ROW_HEAD_ROOM = 8, 9248
+# RowHead of fused/row_head.cuh: its most columns of W, the floats that it has for them, and what of a row a warp has at
+# once.
+ROW_HEAD_MOST_N, _ROW_HEAD_ROOM, ROW_HEAD_DEPTH = 8, 9248, 256
 ROW_HEAD = HeadForm(
     "fused/row_head.cuh", "row_head", "RowHead", 32, 8 * WARP, 4 * (_ROW_HEAD_ROOM + 4 * 8 * ROW_HEAD_MOST_N + 2 * 32),
     "_rows", "head by rows", blocks=2,
@@ -162,8 +163,8 @@ def loss(name: str, kind: str, *, textured: bool = True, team: Team = WARP_TEAM)
     full = f"loss_{name}_{kind}{reader.suffix}{team.suffix}"
     return Entry(
         full, "elementwise/loss.cuh", function, arguments(signature), team.block_threads, SUM_BYTES,
-        block=team.block, blocks=3 if team is WARP_TEAM else 1, loss_numbers=reads_numbers(name), prefetched=(),
-        spill_bytes=96,  # of the widest rows that a warp keeps
+        block=team.block, blocks=3 if team is WARP_TEAM else 1, loss_numbers=reads_numbers(name),
+        prefetched=(("order", 0),), spill_bytes=96,  # of the widest rows that a warp keeps
     )  # fmt: skip
 
 

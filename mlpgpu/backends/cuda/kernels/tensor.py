@@ -113,8 +113,8 @@ class Sm90Tile:
     @property
     def cluster(self) -> int:
         """Blocks that share their part of B.  Of four and more, too few fit on the card at once; two or three tiles of
-        64 rows took longer so wherever they were measured."""
-        return 2 if self.m == 128 else 1
+        64 rows took longer so wherever they were measured.  Half of 192 columns would be no whole boxes."""
+        return 2 if self.m == 128 and self.n % 128 == 0 else 1
 
     @property
     def stages(self) -> int:
@@ -319,6 +319,12 @@ def wide_tiles(operand_format: OperandFormat) -> tuple[Sm90Tile, ...]:
     return () if operand_format.components > 1 else (Sm90Tile(operand_format, 64, 192, across=3),)
 
 
+def medium_tiles(operand_format: OperandFormat) -> tuple[Sm90Tile, ...]:
+    """Those between the largest and the others, which may fill the card's last wave where the largest leave most of it
+    idle; the largest of several components are no larger."""
+    return tuple(Sm90Tile(operand_format, 128, n) for n in (192, 128)) if operand_format.components == 1 else ()
+
+
 def shared_tiles(operand_format: OperandFormat) -> tuple[Sm90Tile, ...]:
     """Those with rows of activations whose epilogue more warps share, for products over a short k.
 
@@ -494,7 +500,9 @@ def tensor_entries() -> list[Entry]:
     """The entries of products of split operands, of any format."""
     entries = []
     for operand_format in OPERAND_FORMATS:
-        usual: tuple[GemmTile, ...] = (*sm80_tiles(operand_format), *sm90_tiles(operand_format))
+        usual: tuple[GemmTile, ...] = (
+            *sm80_tiles(operand_format), *sm90_tiles(operand_format), *medium_tiles(operand_format)
+        )  # fmt: skip
         for tile in (*usual, *narrow_weight_tiles(operand_format), *cluster_tiles(operand_format)):
             entries.append(tensor_backward_weight(tile))
             entries += [

@@ -143,7 +143,7 @@ def _product_clocks(launch: Launch, rows: int, multiprocessors: int) -> int | No
             return cluster_clocks(shared, k, n, rows, multiprocessors, sums_columns=has_sums)
     tiles: tuple[Sm90Tile, ...] = (
         *kernels.sm90_tiles(entry.operand_format), *kernels.wide_tiles(entry.operand_format),
-        *kernels.shared_tiles(entry.operand_format),
+        *kernels.medium_tiles(entry.operand_format), *kernels.shared_tiles(entry.operand_format),
         *kernels.narrow_tiles(entry.operand_format),
     )  # fmt: skip
     found = next((tile for tile in tiles if entry.name.endswith(f"_{tile.name}")), None)

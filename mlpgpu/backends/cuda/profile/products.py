@@ -134,6 +134,7 @@ class Products:
             *kernels.sm80_tiles(operand_format),
             *kernels.sm90_tiles(operand_format),
             *kernels.wide_tiles(operand_format),
+            *kernels.medium_tiles(operand_format),
             *kernels.shared_tiles(operand_format),
             *kernels.narrow_tiles(operand_format),
             *kernels.cluster_tiles(operand_format),

@@ -15,6 +15,7 @@ from ..kernels import (
     INPUT_LAYER_SLAB,
     INPUT_LAYER_WARPS,
     ROW_HEAD,
+    ROW_HEAD_DEPTH,
     ROW_STEP_ROWS,
     SMALL_N_BATCH,
     TENSOR_ROW_STEP_ITEM_EIGHTS,
@@ -174,12 +175,12 @@ def column_head_clocks(form: HeadForm, parts: int, k: int, n: int, rows: int, mu
 
 
 def row_head_clocks(k: int, n: int, rows: int, multiprocessors: int) -> int:
-    """The same by a head of rows, whose blocks read W from shared memory for two rows at once."""
+    """The same by a head of rows: a warp waits for each part of its rows in turn, and for the instructions of each."""
     blocks = ceil_div(rows, ROW_HEAD.rows)
-    waves = ceil_div(blocks, ROW_HEAD.blocks * multiprocessors)
-    of_weights = ROW_HEAD.rows * k * n * ceil_div(blocks, multiprocessors) // thresholds.ROW_HEAD_WEIGHTS_PER_CLOCK
-    of_rows = 3 * 4 * rows * k / (thresholds.CACHE_BYTES_PER_CLOCK * multiprocessors)
-    return int(waves * thresholds.ROW_HEAD_WAVE_CLOCKS + max(of_weights, of_rows))
+    waves, at_once = ceil_div(blocks, ROW_HEAD.blocks * multiprocessors), ceil_div(blocks, multiprocessors)
+    of_wave = thresholds.ROW_HEAD_WAVE_CLOCKS + thresholds.ROW_HEAD_LONG_ROW_CLOCKS * max(0, k - ROW_HEAD_DEPTH)
+    of_number = thresholds.ROW_HEAD_NUMBER_TENTHS + n * thresholds.ROW_HEAD_WEIGHT_TENTHS
+    return waves * of_wave + at_once * k * of_number // 10
 
 
 def partials_clocks(rows: int, n: int, multiprocessors: int) -> int:

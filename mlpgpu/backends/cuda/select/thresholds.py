@@ -102,6 +102,12 @@ TWO_STAGES_TENTHS = 14
 # halves 59.9 -> 42.6 µs, 2048 by 3072 at 512 23.1 -> 16.3; 1500 by 700 at 4,096 in bfloat16, back, 28.6 -> 26.9.
 WIDE_TILES_ARE_USED = True
 
+# True: products of one component also have tiles of 128 by 192 and by 128 where those are counted to take less;
+# gradients of weights from so many rows on, since one block a multiprocessor leaves memory idle while it multiplies.
+# An H200, bfloat16: 1183 by 1183 at 16,384 rows, updates by Adam 194 -> 138 µs each; 721 by 721 at 7,782, back, 27.8 ->
+# 23.2; 3813 by 1054 at 1,024 by Adam 60.5 -> 81.5, so it keeps its tiles.
+MEDIUM_TILES_ARE_USED, MEDIUM_TILES_LEAST_ROWS = True, 2048
+
 # A block takes so many clocks to finish a tile of activations, and for each column of one of its warpgroups; the latter
 # where float32 arrays are written or read beside operands, as with GELU and SiLU.  Fitted to 2,432 launches on an H100:
 # 17 to 1,024 columns at 512 to 16,384 rows in all precisions (docs/experiments/products.md).
@@ -191,13 +197,13 @@ COLUMN_HEAD_MOST_WEIGHTS = 4096
 FEW_ROWS_HEAD_READS = 1 << 18
 
 # True: of more rows than one wave of blocks by columns has, and W of at most 8 columns that fits into shared memory, a
-# warp has two rows at a time and waits for no other, where that is counted to take less.  A column head takes 39 µs for
-# 64 by 1 at 16,384 rows: each block of 8 rows reads W twice, and its warps wait four times for each other.  Not
-# measured: a wave of blocks of 32 rows is counted from the latencies of W, and twice of x, targets and two losses; a
-# multiprocessor reads 128 bytes of shared memory in a clock, and W twice for each two rows.
+# warp has two rows at a time and waits for no other, where that is counted to take less.  On an H200, with a dropout:
+# 64 by 1 at 16,384 rows 39.4 -> 17.3 µs, 768 by 1 at 8,192 34.7 -> 24.0; 1024 by 2 at 2,586 15.9 -> 22.7, since few
+# warps have many parts of rows in turn.  Fitted to 16 such heads: clocks of a wave, and of each number of a row behind
+# the first part; and tenths of a clock of a multiprocessor for each number of k that a block has, and each weight.
 ROW_HEADS_ARE_USED = True
-ROW_HEAD_WAVE_CLOCKS = 7000
-ROW_HEAD_WEIGHTS_PER_CLOCK = 32
+ROW_HEAD_WAVE_CLOCKS, ROW_HEAD_LONG_ROW_CLOCKS = 14_500, 24
+ROW_HEAD_NUMBER_TENTHS, ROW_HEAD_WEIGHT_TENTHS = 65, 23
 
 # A block makes at least so much of k in dx where several have the same rows: two vectors for each lane of a warp.  Not
 # measured.
@@ -395,6 +401,11 @@ WHOLE_BATCH_MAY_SPLIT = True
 # An H100, 4 rows: 6144 by 3072 by 96 blocks of 32 columns 33.1 µs, by 192 of 16 39.8; 4096 by 2048 by 64 of 32 19.2,
 # by 128 of 16 17.2; 5120 by 6144 by 96 of 64 49.0, by 192 of 32 55.7.
 WHOLE_BATCH_FILLED_HUNDREDTHS = 55
+
+# Up to so many rows 32 columns take the place of 16 where clusters that share k leave blocks for as many, and each warp
+# so many slices.  An H200, 4 rows: 6144 by 1536 by 96 blocks of 16 columns 11.3 µs, by 48 clusters of two with 32 9.8;
+# 2048 by 2048, of which a warp has 8 slices, 5.8 and 5.9.
+WHOLE_BATCH_WIDE_SPLIT_ROWS, WHOLE_BATCH_WIDE_SPLIT_SLICES = 8, 12
 
 # Smaller weights stay with kernels of tiles.  Not measured: follows from a launch that takes as long as its own start.
 WHOLE_BATCH_LEAST_WEIGHTS = 1 << 14

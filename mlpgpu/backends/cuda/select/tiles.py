@@ -18,6 +18,7 @@ from ..kernels import (
     ceil_div,
     cluster_split_tiles,
     large_cluster_tiles,
+    medium_tiles,
     narrow_tiles,
     narrow_weight_tiles,
     shared_tiles,
@@ -105,6 +106,8 @@ def gemm_tile(
     """
     if arch == Sm90Tile.needs:
         tiles = sm90_tiles(operand_format)
+        if thresholds.MEDIUM_TILES_ARE_USED and (not of_weight or k >= thresholds.MEDIUM_TILES_LEAST_ROWS):
+            tiles += medium_tiles(operand_format)
         if not of_weight and thresholds.WIDE_TILES_ARE_USED:
             tiles += wide_tiles(operand_format)
         if not of_weight and thresholds.SHARED_TILES_ARE_USED:
