@@ -3,23 +3,26 @@
 // A thread takes a column of W and every so many-th row of it, from memory to registers, with as many loads in flight as
 // it has room for; x lies in shared memory. For dx it takes four neighbours of k, and W comes to shared memory by columns
 // while the loss is made. Of few rows several blocks have the same ones: each makes their logits, and a share of dx's columns.
+// Of a large W these are a cluster, and each adds up a share of k, too.
 #pragma once
 
+#include "arch/barriers.cuh"
 #include "common/async_copy.cuh"
 #include "fused/head.cuh"
 
 namespace mlpgpu {
 
-template <int ROWS_>
+template <int ROWS_, int SPLIT_ = 1>
 struct ColumnHead {
     static constexpr int ROWS = ROWS_, ROWS_PER_LANE = 2;  // of a block; of a thread's dx
+    static constexpr int SPLIT = SPLIT_;                   // blocks of a cluster, which have the same rows
     static constexpr int WARPS = ROWS < 4 ? 15 : 8, THREADS = (WARPS + 1) * WARP;  // one warp adds errors up during dx
     static constexpr int BATCH = ROWS < 4 ? 48 : 32, GROUP = 8;  // loads of W in flight; of these between two limits
     static constexpr int STEPS = 16 / ROWS;                      // of k whose x are in flight
     static constexpr int ROOM = 12336, DEPTH = ROOM / ROWS - 1;  // floats of x, later of W's columns; k of x in it
     static constexpr int COLUMN_STEP = 32, GAP = 4;  // columns are multiples long and lie GAP apart, in other banks
     static constexpr int PARTIAL = ROWS * THREADS, LOGITS = ROWS * Head::MOST_COLUMNS;
-    static constexpr int SHARED_BYTES = 4 * (ROOM + PARTIAL + 2 * LOGITS + 4 * ROWS);
+    static constexpr int SHARED_BYTES = 4 * (ROOM + PARTIAL + 3 * LOGITS + 4 * ROWS);
 };
 
 // A thread's elements of W (k, n): a column's from row `first` on, `stride` rows apart. Threads from all() on have none.
@@ -127,8 +130,9 @@ struct HeadVectors {
     }
 };
 
-// As head(), with the same arguments. Grid: (one block for every ROWS rows of the capacity, or of the capacity padded if
-// there are components; shares of dx's columns), of which there is one if row scales are stored.
+// As head(), with the same arguments. Grid: (SPLIT blocks for every ROWS rows of the capacity, or of the capacity padded if
+// there are components; shares of dx's columns), one block for all of them if row scales are stored. An element of z is the
+// sum of the blocks' sums, in the order of their shares of k.
 template <class Loss, class Target, class T, bool DROPS, class Source>
 __device__ __forceinline__ void column_head(const Step* step, int shard, int shards, const int* order, const float* x,
                                             const float* w, const float* b, Source targets, const float* weights,
@@ -141,16 +145,20 @@ __device__ __forceinline__ void column_head(const Step* step, int shard, int sha
     float* const partial = staged + T::ROOM;    // (ROWS, THREADS)
     float* const z = partial + T::PARTIAL;      // (ROWS, MOST_COLUMNS)
     float* const deltas = z + T::LOGITS;        // (n, ROWS)
-    float* const errors = deltas + T::LOGITS;   // (ROWS, 2)
+    float* const shares = deltas + T::LOGITS;   // (ROWS, MOST_COLUMNS), of z
+    float* const errors = shares + T::LOGITS;   // (ROWS, 2)
     const Step now = *step;  // under way while W's loads begin
+    const int parts = T::SPLIT > 1 ? T::SPLIT : gridDim.y, own = T::SPLIT > 1 ? cluster_rank<T::SPLIT>() : blockIdx.y;
+    const int share = T::SPLIT > 1 ? round_up(ceil_div(k, parts), T::COLUMN_STEP) : k;
+    const int k_begin = T::SPLIT > 1 ? min(k, own * share) : 0, k_end = min(k, k_begin + share);
     const HeadColumn<T> column(n);
     float of_w[T::BATCH];
-    column.load(w, 0, min(k, T::DEPTH), of_w);
+    column.load(w, k_begin, min(k_end, k_begin + T::DEPTH), of_w);
 
     // For the loss a warp takes a row and a lane takes a column.
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const Rows shard_of = shard_rows(&now, shard, shards);
-    const int row0 = blockIdx.x * T::ROWS, rows = min(T::ROWS, shard_of.count - row0);
+    const int block = blockIdx.x / T::SPLIT, row0 = block * T::ROWS, rows = min(T::ROWS, shard_of.count - row0);
     const int64_t first = shard_of.first + row0;  // of the block's rows, in the batch
     const bool is_there = warp < rows, has_column = lane < n;
     const int64_t from = is_there ? order[shard_of.order + first + warp] : 0;
@@ -162,13 +170,13 @@ __device__ __forceinline__ void column_head(const Step* step, int shard, int sha
     if (is_there && weights) row_weight = weights[from];
 
     float row_sums[T::ROWS] = {};
-    for (int k0 = 0; rows > 0 && k0 < k; k0 += T::DEPTH) {
-        const int depth = min(T::DEPTH, k - k0);
-        if (k0 > 0) __syncthreads();  // x before has been read
+    for (int k0 = k_begin; rows > 0 && k0 < k_end; k0 += T::DEPTH) {
+        const int depth = min(T::DEPTH, k_end - k0);
+        if (k0 > k_begin) __syncthreads();  // x before has been read
         stage_head_rows<T>(x + first * k, rows, k, k0, depth, staged);
         __syncthreads();
         for (int done = 0; done < depth; done += T::BATCH * column.stride) {
-            if (k0 + done > 0) column.load(w, k0 + done, k0 + depth, of_w);
+            if (k0 + done > k_begin) column.load(w, k0 + done, k0 + depth, of_w);
             column.multiply(of_w, staged, done, depth, row_sums);
         }
     }
@@ -178,24 +186,34 @@ __device__ __forceinline__ void column_head(const Step* step, int shard, int sha
 
     // W's columns for the block's first part of dx, and what its slope needs, come while the loss is made.
     const bool has_dx = (dx || dx_components) && rows > 0;
-    const int parts = gridDim.y, room = (T::ROOM / n - T::GAP) / T::COLUMN_STEP * T::COLUMN_STEP;
+    const int room = (T::ROOM / n - T::GAP) / T::COLUMN_STEP * T::COLUMN_STEP;
     const int part = min(room, round_up(ceil_div(k, parts), T::COLUMN_STEP)), pitch = part + T::GAP;
-    const int begin = blockIdx.y * part;
+    const int begin = T::SPLIT > 1 ? k_begin : own * part, stride = T::SPLIT > 1 ? part : parts * part;
+    const int of_dx = T::SPLIT > 1 ? k_end : k;  // where its columns end
     using Vectors = HeadVectors<T>;
     const Vectors vectors;
     float slopes[4 * Vectors::ROWS];
-    if (has_dx && begin < k) {
-        column.copy(w, begin, min(part, k - begin), pitch, staged);
+    if (has_dx && begin < of_dx) {
+        column.copy(w, begin, min(part, of_dx - begin), pitch, staged);
         if (saved && begin + 4 * vectors.first < k) vectors.load(saved + first * k, rows, k, begin + 4 * vectors.first, slopes);
+    }
+    float sum = is_there ? column.total(partial + warp * T::THREADS) : 0.0f;
+    if constexpr (T::SPLIT > 1) {
+        const int place = warp * Head::MOST_COLUMNS + lane;
+        if (is_there) shares[place] = sum;
+        cluster_synchronize<T::SPLIT>();  // all shares are there
+        sum = 0.0f;
+#pragma unroll
+        for (int other = 0; other < T::SPLIT; ++other)
+            if (is_there) sum += load_number_of_block<T::SPLIT>(shared_address(shares + place), other);
     }
     if (is_there) {
         float* const logits = z + warp * Head::MOST_COLUMNS;
-        const float sum = column.total(partial + warp * T::THREADS);
         if (has_column) logits[lane] = sum + bias;
         __syncwarp();
         const float value = weighted_row<Loss>(logits, n, target, row_weight, [=](int j, float d) {
             deltas[j * T::ROWS + warp] = d;
-            if (blockIdx.y == 0) delta[(first + warp) * n + j] = d;
+            if (own == 0) delta[(first + warp) * n + j] = d;
         });
         if (lane == 0) errors[2 * warp] = value, errors[2 * warp + 1] = row_weight;
     } else if (warp < T::ROWS) {
@@ -203,8 +221,9 @@ __device__ __forceinline__ void column_head(const Step* step, int shard, int sha
         if (lane == 0) errors[2 * warp] = errors[2 * warp + 1] = 0.0f;
     }
     wait_copies();
-    __syncthreads();
-    if (warp == T::WARPS && blockIdx.y == 0) add_errors_up<T::ROWS>(step, errors, sums, arrived, totals, losses);
+    cluster_synchronize<T::SPLIT>();  // a block that is done may go, as all have read its shares
+    if (warp == T::WARPS && own == 0)
+        add_errors_up<T::ROWS>(step, errors, block, gridDim.x / T::SPLIT, sums, arrived, totals, losses);
 
     const bool is_padding = dx_components && rows <= 0 && row0 < filled_rows(shard_of.count);
     if (!has_dx && !is_padding) return;
@@ -214,8 +233,8 @@ __device__ __forceinline__ void column_head(const Step* step, int shard, int sha
     int tops[Vectors::ROWS];
 #pragma unroll
     for (int& top : tops) top = NO_EXPONENT;
-    for (int k0 = begin; k0 < k; k0 += parts * part) {
-        const int end = min(k, k0 + part);
+    for (int k0 = begin; k0 < of_dx; k0 += stride) {
+        const int end = min(of_dx, k0 + part);
         if (k0 > begin && has_dx) {
             __syncthreads();  // the columns before have been read
             column.copy(w, k0, end - k0, pitch, staged);
@@ -225,27 +244,27 @@ __device__ __forceinline__ void column_head(const Step* step, int shard, int sha
         for (int at = 4 * vectors.first; at < end - k0; at += 4 * Vectors::SIZE) {
             const bool is_read = k0 == begin && at == 4 * vectors.first;
             if (saved && has_dx && !is_read) vectors.load(saved + first * k, rows, k, k0 + at, slopes);
-            float sum[4 * Vectors::ROWS] = {};
+            float sums_of_dx[4 * Vectors::ROWS] = {};
 #pragma unroll 4
             for (int j = 0; j < n && has_dx; ++j) {
                 float of_column[4], of_delta[Vectors::ROWS];
                 load_four(staged + j * pitch + at, of_column);
                 load_neighbours(deltas + j * T::ROWS + vectors.row, of_delta);
 #pragma unroll
-                for (int i = 0; i < 4 * Vectors::ROWS; ++i) sum[i] = fmaf(of_delta[i / 4], of_column[i % 4], sum[i]);
+                for (int i = 0; i < 4 * Vectors::ROWS; ++i) sums_of_dx[i] = fmaf(of_delta[i / 4], of_column[i % 4], sums_of_dx[i]);
             }
             if (saved && has_dx) {
 #pragma unroll
                 for (int i = 0; DROPS && i < 4 * Vectors::ROWS; ++i) slopes[i] *= restore;
                 Activations::derivatives(activation, slopes);
 #pragma unroll
-                for (int i = 0; i < 4 * Vectors::ROWS; ++i) sum[i] *= DROPS ? slopes[i] : slopes[i] * keep;
+                for (int i = 0; i < 4 * Vectors::ROWS; ++i) sums_of_dx[i] *= DROPS ? slopes[i] : slopes[i] * keep;
             }
-            if (DROPS) gradient.drop<Vectors::ROWS, 4>(sum, vectors.row, k0 + at);
+            if (DROPS) gradient.drop<Vectors::ROWS, 4>(sums_of_dx, vectors.row, k0 + at);
 #pragma unroll
             for (int i = 0; dx_row_scales && i < 4 * Vectors::ROWS; ++i)
-                if (sum[i] != 0.0f) tops[i / 4] = max(tops[i / 4], max(exponent_of(sum[i]), NO_EXPONENT + 1));
-            gradient.store<Vectors::ROWS, 4>(sum, vectors.row, k0 + at);
+                if (sums_of_dx[i] != 0.0f) tops[i / 4] = max(tops[i / 4], max(exponent_of(sums_of_dx[i]), NO_EXPONENT + 1));
+            gradient.store<Vectors::ROWS, 4>(sums_of_dx, vectors.row, k0 + at);
         }
     }
     if (dx_row_scales) store_row_scales<T>(vectors.row, tops, rows, reinterpret_cast<int*>(partial), dx_row_scales + row0);

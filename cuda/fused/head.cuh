@@ -141,8 +141,8 @@ __device__ __forceinline__ void add_products(const HeadThread& thread, const flo
 
 // By one warp: adds a block's errors (ROWS, 2) up, and then the blocks' sums (common/batch_total.cuh).
 template <int ROWS>
-__device__ __forceinline__ void add_errors_up(const Step* step, const float* errors, double* sums, unsigned* arrived,
-                                              double* totals, double* losses) {
+__device__ __forceinline__ void add_errors_up(const Step* step, const float* errors, int block, int blocks, double* sums,
+                                              unsigned* arrived, double* totals, double* losses) {
     const int lane = threadIdx.x % WARP;
     ValueAndWeight sum = {0.0, 0.0};
     if (ROWS > 8) {
@@ -152,7 +152,7 @@ __device__ __forceinline__ void add_errors_up(const Step* step, const float* err
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) sum.value += errors[2 * r], sum.weight += errors[2 * r + 1];
     }
-    add_block_up(step, sum, blockIdx.x, gridDim.x, sums, arrived, totals, losses);
+    add_block_up(step, sum, block, blocks, sums, arrived, totals, losses);
 }
 
 // Stores the row scales of a block's rows of dx, from the largest exponents that each thread has found of its rows.
@@ -308,7 +308,7 @@ __device__ __forceinline__ void head(const Step* step, int shard, int shards, co
     }
     __syncthreads();
     if (rows <= 0) pdl_wait_and_trigger();
-    if (thread.warp == T::WARPS) add_errors_up<T::ROWS>(step, errors, sums, arrived, totals, losses);
+    if (thread.warp == T::WARPS) add_errors_up<T::ROWS>(step, errors, blockIdx.x, gridDim.x, sums, arrived, totals, losses);
 
     const bool is_padding = dx_components && rows <= 0 && row0 < filled_rows(shard_of.count);
     if (!((dx || dx_components) && rows > 0) && !is_padding) return;

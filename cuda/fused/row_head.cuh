@@ -182,7 +182,7 @@ __device__ __forceinline__ void row_head(const Step* step, int shard, int shards
         }
     }
     __syncthreads();  // all errors are there
-    if (warp == 0) add_errors_up<T::ROWS>(step, errors, sums, arrived, totals, losses);
+    if (warp == 0) add_errors_up<T::ROWS>(step, errors, blockIdx.x, gridDim.x, sums, arrived, totals, losses);
 }
 
 }  // namespace mlpgpu

@@ -110,6 +110,11 @@ def test_each_side_of_the_other_thresholds() -> None:
     counted = [(256, 1), (1536, 1), (64, 8), (768, 8)]
     assert [loss.head_form(*shape, of_rows(4096))[0] is kernels.ROW_HEAD for shape in counted] == [1, 0, 1, 0]
     assert loss.head_parts(kernels.ROW_HEAD, 768, 1, of_rows(4096)) == 1
+    shares = [loss.head_form(k, n, of_rows(rows))[0] for k, n, rows in ((512, 32, 16), (512, 31, 16), (512, 32, 17))]
+    assert [form is kernels.CLUSTER_HEAD for form in shares] == [True, False, False]
+    older = dataclasses.replace(of_rows(8), setting=Setting(132, "sm_80", "float32", True))
+    assert loss.head_form(512, 32, older)[0] is kernels.FEW_ROWS_HEAD
+    assert loss.head_form_of_operands(kernels.CLUSTER_HEAD) is kernels.FEW_ROWS_HEAD
     few, work = kernels.FEW_ROWS_HEAD, of_rows(2)
     assert [loss.head_parts(few, k, 1, work) for k in (256, 257, 2048)] == [1, 2, 8]
     assert [loss.head_parts(few, 2048, blocks, work) for blocks in (16, 33, 66, 67, 200)] == [8, 4, 2, 1, 1]

@@ -461,7 +461,7 @@ def _sources(path: Path, found: dict[Path, str] | None = None) -> dict[Path, str
 
 def _build_program(host: Sequence[Future[Path]], entries: Sequence[Entry]) -> Path:
     """The program of these entries, all of one unit, with the object of host.cpp."""
-    side_by_side = {e: str(e.cooperative or e.cluster > 1).lower() for e in entries}
+    side_by_side = {e: 0 if e.cooperative else e.cluster for e in entries}
     kernels = (
         f'    shim::Entry<mlpgpu::entries::{e.name}>::kernel("{e.name}", {together}),'
         for e, together in side_by_side.items()

@@ -623,9 +623,21 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "staged);\n        for (int done",
         kernels.head("huber", "dense", form=kernels.FEW_ROWS_HEAD),
     ),
+    "the shares of a cluster's head read before all are there": (
+        "fused/column_head.cuh",
+        "        cluster_synchronize<T::SPLIT>();  // all shares are there\n",
+        "",
+        kernels.head("huber", "dense", form=kernels.CLUSTER_HEAD),
+    ),
+    "the first share of a cluster's head left out": (
+        "fused/column_head.cuh",
+        "for (int other = 0; other < T::SPLIT; ++other)",
+        "for (int other = 1; other < T::SPLIT; ++other)",
+        kernels.head("huber", "dense", form=kernels.CLUSTER_HEAD),
+    ),
     "x overwritten while a column head reads it": (
         "fused/column_head.cuh",
-        "        if (k0 > 0) __syncthreads();  // x before has been read\n",
+        "        if (k0 > k_begin) __syncthreads();  // x before has been read\n",
         "",
         kernels.head("huber", "dense", form=kernels.COLUMN_HEAD),
     ),
@@ -655,8 +667,8 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "each block of the same rows makes the first part of dx": (
         "fused/column_head.cuh",
-        "begin = blockIdx.y * part",
-        "begin = 0 * part",
+        ": own * part, stride",
+        ": 0 * part, stride",
         kernels.head("huber", "dense", form=kernels.FEW_ROWS_HEAD),
     ),
     "the slots of a bias taken for the weight's": (

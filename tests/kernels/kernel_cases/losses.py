@@ -177,12 +177,13 @@ def loss(
             args |= _components_of(components, batch, width, *made, outputs, "dx_", block_rows, vectors)
             blocks = len(args["sums"])
             variant += f"-components-{components}"
-        elif parts == 1:
+        elif parts * form.split == 1:
             scales = np.full(batch.most_rows, -77, np.int32)
             args["dx_row_scales"], outputs["dx_row_scales"] = scales, _row_scales_of(dx[part], scales)
     variant += f"-{parts}parts" * (parts > 1)
     entry = kernels.head(name, kind, textured=textured, form=form, drops=rate > 0)
-    return Case(f"{batch}-{width}x{n}{variant}", entry, (blocks, parts), args, outputs, _numbers_of(entry, name))
+    grid = form.split * blocks, parts
+    return Case(f"{batch}-{width}x{n}{variant}", entry, grid, args, outputs, _numbers_of(entry, name))
 
 
 def _numbers_of(entry: Entry, name: str) -> dict[str, np.ndarray]:
@@ -361,8 +362,9 @@ def column_head_cases() -> Iterator[Case]:
         yield loss("huber", "dense", whole(3), 2, width=7000, activation="relu", form=form)  # x comes in two parts
         for k, n in ((4100, 10), (8193, 16)):  # of such k layers are split along it, where they have no head
             yield loss("softmax_cross_entropy", "index", whole(9), n, width=k, activation="tanh", of_x=True, form=form)
+        parts = 5 if form.split == 1 else 1
         yield loss(
-            "squared_error", "dense", whole(5), 4, width=6144, activation="relu", components=1, form=form, parts=5
+            "squared_error", "dense", whole(5), 4, width=6144, activation="relu", components=1, form=form, parts=parts
         )
         yield loss("squared_error", "dense", whole(9), 3, width=40, scaled=True, form=form)
         yield loss("squared_error", "dense", whole(9), 5, width=1100, activation="tanh", of_x=True, form=form)
@@ -372,11 +374,12 @@ def column_head_cases() -> Iterator[Case]:
             yield loss("softmax_cross_entropy", "index", batch, 7, width=40, activation="silu", form=form)
             yield loss("softmax_cross_entropy", "index", batch, 7, width=39, activation="silu", form=form, rate=0.25)
         for parts, k, n in ((2, 33, 5), (3, 900, 32), (8, 2048, 11), (5, 130, 1), (2, 1500, 32)):
+            parts = parts if form.split == 1 else 1
             yield loss("huber", "dense", whole(9), n, width=k, activation="tanh", total=True, form=form, parts=parts)
         for batch, components in product(batches(130), BFLOAT_ERRORS):
             yield loss(
                 "squared_error", "dense", batch, 5, width=70, activation="tanh", components=components, form=form,
-                parts=components, rate=0.25 * (components - 1),
+                parts=components if form.split == 1 else 1, rate=0.25 * (components - 1),
             )  # fmt: skip
 
 

@@ -337,7 +337,7 @@ namespace shim {
 
 struct Kernel {
     const char* name;
-    bool cooperative;
+    size_t together;  // neighbouring blocks that run side by side, or 0 for all
     void (*call)(void** arguments);
     const size_t* argument_bytes;
     size_t arguments;
@@ -357,8 +357,8 @@ struct Entry<function> {
     }
     static void call(void** arguments) { call_with(arguments, std::index_sequence_for<Parameter...>()); }
 
-    static constexpr Kernel kernel(const char* name, bool cooperative) {
-        return {name, cooperative, call, argument_bytes, sizeof...(Parameter)};
+    static constexpr Kernel kernel(const char* name, size_t together) {
+        return {name, together, call, argument_bytes, sizeof...(Parameter)};
     }
 };
 

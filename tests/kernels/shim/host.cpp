@@ -2,10 +2,10 @@
 //
 // Each thread of a block is a fibre that runs until its next barrier, warp operation or pause; so the
 // order in which threads run is known, and a test chooses it.  Blocks run one after the other, those
-// of a cooperative kernel side by side.  Global buffers and the block's shared memory are heap blocks
-// of their exact size, so that the address sanitizer sees a border crossed.  Breaking a rule of CUDA
-// ends the program with a message: a barrier not reached by all, a shuffle from a lane that is not
-// there, a texel outside of its texture, a wait without end.
+// of a cluster or of a cooperative kernel side by side.  Global buffers and the block's shared memory
+// are heap blocks of their exact size, so that the address sanitizer sees a border crossed.  Breaking
+// a rule of CUDA ends the program with a message: a barrier not reached by all, a shuffle from a lane
+// that is not there, a texel outside of its texture, a wait without end.
 //
 // The sanitizers check the kernels, not this file: its loops over threads take a large part of a test's time.
 //
@@ -450,7 +450,7 @@ void run(const Kernel& kernel, size_t shared_bytes, int poison) {
     static std::vector<Fibre*> pool;
     const size_t threads = size_t(blockDim.x) * blockDim.y * blockDim.z;
     const size_t blocks = size_t(gridDim.x) * gridDim.y * gridDim.z;
-    std::vector<Block> resident(kernel.cooperative ? blocks : 1);
+    std::vector<Block> resident(kernel.together == 0 ? blocks : kernel.together);
     while (pool.size() < resident.size() * threads) pool.push_back(new_fibre());
     for (size_t i = 0; i < resident.size(); ++i) {
         resident[i].fibres.assign(pool.begin() + i * threads, pool.begin() + (i + 1) * threads);
@@ -469,15 +469,11 @@ void run(const Kernel& kernel, size_t shared_bytes, int poison) {
             block.fibres[i]->gift = 0;
         }
     };
-    if (kernel.cooperative) {
-        for (size_t i = 0; i < blocks; ++i) prepare(resident[i], i);
+    if (blocks % resident.size() != 0) fail("%zu blocks are no whole clusters of %zu", blocks, resident.size());
+    in_order(blocks / resident.size(), [&](size_t group) {
+        for (size_t i = 0; i < resident.size(); ++i) prepare(resident[i], group * resident.size() + i);
         run_blocks();
-    } else {
-        in_order(blocks, [&](size_t i) {
-            prepare(resident[0], i);
-            run_blocks();
-        });
-    }
+    });
     for (const Block& block : resident) free(block.shared);
 }
 

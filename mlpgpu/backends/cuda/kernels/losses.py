@@ -46,6 +46,7 @@ class HeadForm:
         suffix: the end of its entries' names.
         title: what it is called.
         blocks: that must fit on a multiprocessor at once.
+        split: blocks of a cluster that have the same rows, each a share of k.
     """
 
     header: str
@@ -57,6 +58,7 @@ class HeadForm:
     suffix: str = ""
     title: str = "head"
     blocks: int = 1
+    split: int = 1
 
     def __str__(self) -> str:
         return self.title
@@ -67,17 +69,18 @@ WHOLE_HEAD_MOST_K, WHOLE_HEAD_MOST_N = 1024, 12
 WHOLE_HEAD = HeadForm("fused/head.cuh", "head", "Head", 8, 288, 4 * (12 * 1028 + 8 * (8 + 2) * HEAD_MOST_N + 4 * 8))
 
 
-def _column_head(rows: int, warps: int) -> HeadForm:
-    threads, suffix = WARP * (warps + 1), f"_columns_{rows}"
-    shared_bytes = 4 * (12336 + rows * (threads + 2 * HEAD_MOST_N + 4))
+def _column_head(rows: int, warps: int, split: int = 1) -> HeadForm:
+    threads, suffix = WARP * (warps + 1), f"_columns_{rows}" + f"_by_{split}" * (split > 1)
+    shared_bytes = 4 * (12336 + rows * (threads + 3 * HEAD_MOST_N + 4))
+    title = "head by columns" + f" of clusters of {split}" * (split > 1)
     return HeadForm(
-        "fused/column_head.cuh", "column_head", f"ColumnHead<{rows}>", rows, threads, shared_bytes, suffix,
-        "head by columns", blocks=2 if rows == 8 else 1,
+        "fused/column_head.cuh", "column_head", f"ColumnHead<{rows}, {split}>", rows, threads, shared_bytes, suffix,
+        title, blocks=2 if rows == 8 else 1, split=split,
     )  # fmt: skip
 
 
-COLUMN_HEAD, FEW_ROWS_HEAD = _column_head(8, 8), _column_head(2, 15)
-COLUMN_HEADS = (COLUMN_HEAD, FEW_ROWS_HEAD)
+COLUMN_HEAD, FEW_ROWS_HEAD, CLUSTER_HEAD = _column_head(8, 8), _column_head(2, 15), _column_head(2, 15, 8)
+COLUMN_HEADS = (COLUMN_HEAD, FEW_ROWS_HEAD, CLUSTER_HEAD)
 
 # RowHead of fused/row_head.cuh: its most columns of W, the floats that it has for them, and what of a row a warp has at
 # once.
@@ -225,6 +228,8 @@ def head(name: str, kind: str, *, textured: bool = True, form: HeadForm = WHOLE_
         form.shared_bytes,
         block=form.block,
         blocks=form.blocks,
+        cluster=form.split,
+        needs="sm_90a" if form.split > 1 else "sm_75",
         spill_bytes=128 if drops else 56,  # around the epilogue; of others on sm_120 alone
         loss_numbers=reads_numbers(name),
         prefetched=tuple((name, 0) for name in ("order", "w", "b", "targets", "weights", "mean", "scale")),

@@ -34,6 +34,7 @@ from ..select.dense import (
     updates_in_one_launch,
 )
 from ..select.local_stack import LocalStack
+from ..select.loss import head_form_of_operands
 from ..select.operands import has_own_inputs
 from ..select.ranks import exchanged_apart, moved_where_made
 from ..select.select import GatherPath, LocalPath, LossPath, OutputPath, Selected, Selection, no_update_of
@@ -591,10 +592,11 @@ def _head(facts: _Facts, op: ops.Dense, backward: ops.DenseBackward, title: str)
     if dx is not None:
         scales = facts.is_scaled and any(map(facts.is_gemm, _backward_readers(facts, dx)))
     path = facts.loss_path(loss)
+    stored = facts.forms(dx) if dx else None
+    form = head_form_of_operands(path.form) if scales or (stored and stored.operands) else path.form
     return groups.Head(
-        title, path.why, path.form, op, loss, backward, facts.targets, facts.derivative(backward),
-        facts.forms(dx) if dx else None, scales,
-    )  # fmt: skip
+        title, path.why, form, op, loss, backward, facts.targets, facts.derivative(backward), stored, scales
+    )
 
 
 def _backward_readers(facts: _Facts, delta: str) -> list[ops.DenseBackward]:

@@ -99,8 +99,11 @@ def _head_clocks(launch: Launch, rows: int, multiprocessors: int) -> int:
     assert isinstance(k, int) and isinstance(n, int)
     if kernels.ROW_HEAD.suffix in launch.entry.name:
         return row_head_clocks(k, n, rows, multiprocessors)
-    form = next((form for form in kernels.COLUMN_HEADS if form.suffix in launch.entry.name), None)
-    return column_head_clocks(form, launch.grid[1], k, n, rows, multiprocessors) if form else 0
+    forms = [form for form in kernels.COLUMN_HEADS if form.suffix in launch.entry.name]
+    if not forms:
+        return 0
+    form = max(forms, key=lambda form: len(form.suffix))  # that of clusters has a longer one
+    return column_head_clocks(form, launch.grid[1], k, n, rows, multiprocessors)
 
 
 def _product_clocks(launch: Launch, rows: int, multiprocessors: int) -> int | None:

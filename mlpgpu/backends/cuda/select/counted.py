@@ -161,14 +161,16 @@ def head_clocks(k: int, n: int, rows: int, multiprocessors: int) -> int:
 def column_head_clocks(form: HeadForm, parts: int, k: int, n: int, rows: int, multiprocessors: int) -> int:
     """The same by a head of columns, of whose blocks so many ``parts`` have the same rows.
 
-    A block makes all logits of its rows, and a part of dx: so often it passes over W.  Of few columns it may wait for
-    x, which it reads twice, and dx.
+    A block makes all logits of its rows, or the share of a cluster's block, and a part of dx: so often it passes over
+    W.  Of few columns it may wait for x, which it reads twice, and dx.
     """
-    blocks, passes = parts * ceil_div(rows, form.rows), 1 + 1 / parts
+    parts *= form.split
+    blocks, passes = parts * ceil_div(rows, form.rows), 1 / form.split + 1 / parts
     cache = thresholds.CACHE_BYTES_PER_CLOCK * multiprocessors
     if form is not COLUMN_HEAD:
         multiplied = passes * k * n * thresholds.FEW_ROWS_HEAD_HUNDREDTHS / 100
-        return int(thresholds.FEW_ROWS_HEAD_CLOCKS + multiplied + passes * 4 * k * n * blocks / cache)
+        of_cluster = thresholds.CLUSTER_HEAD_CLOCKS * (form.split > 1)
+        return int(thresholds.FEW_ROWS_HEAD_CLOCKS + of_cluster + multiplied + passes * 4 * k * n * blocks / cache)
     waves = ceil_div(blocks, COLUMN_HEAD.blocks * multiprocessors)
     of_weights, of_rows = passes / 2 * k * n * ceil_div(blocks, multiprocessors), 3 * 4 * rows * k / cache
     return int(waves * thresholds.COLUMN_HEAD_WAVE_CLOCKS + max(of_weights, of_rows))

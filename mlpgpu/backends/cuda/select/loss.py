@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..kernels import (
+    CLUSTER_HEAD,
     COLUMN_HEAD,
     FEW_ROWS,
     FEW_ROWS_HEAD,
@@ -105,8 +106,9 @@ def cut_head_clocks(k: int, n: int, work: Work) -> int:
     By columns, until a card has measured those by rows.
     """
     found, _ = head_form(k, n, work)
-    form = COLUMN_HEAD if found is ROW_HEAD else found
-    leaves_scales = work.operand_format is not None and work.operand_format.scaled  # which ask for whole rows of dx
+    has_scales = work.operand_format is not None and work.operand_format.scaled
+    leaves_scales = has_scales and work.rows >= thresholds.NARROW_LEAST_ROWS  # which ask for whole rows of dx
+    form = COLUMN_HEAD if found is ROW_HEAD else head_form_of_operands(found) if leaves_scales else found
     parts = 1 if leaves_scales else head_parts(form, k, ceil_div(product_rows(work), form.rows), work)
     return column_head_clocks(form, parts, k, n, work.rows, work.setting.multiprocessors)
 
@@ -118,6 +120,10 @@ def head_form(k: int, n: int, work: Work) -> tuple[HeadForm, str]:
     """
     if not thresholds.COLUMN_HEADS_ARE_USED:
         return WHOLE_HEAD, ""
+    if _has_cluster_head(k, n, work):
+        rows = f"{work.rows} ≤ {thresholds.CLUSTER_HEAD_MOST_ROWS} rows"
+        weights = f"{k * n:,} weights ≥ {thresholds.CLUSTER_HEAD_LEAST_WEIGHTS:,}"
+        return CLUSTER_HEAD, f"{rows}, {weights}: {CLUSTER_HEAD.split} blocks share k, and a block has two rows"
     is_whole = k <= WHOLE_HEAD_MOST_K and n <= WHOLE_HEAD_MOST_N
     is_wave = work.rows <= WHOLE_HEAD.rows * work.setting.multiprocessors
     is_large = k * n > thresholds.COLUMN_HEAD_MOST_WEIGHTS
@@ -136,9 +142,22 @@ def head_form(k: int, n: int, work: Work) -> tuple[HeadForm, str]:
     return COLUMN_HEAD, f"{k:,}×{n}, {work.rows:,} rows: a thread has a column of W"
 
 
+def _has_cluster_head(k: int, n: int, work: Work) -> bool:
+    """Whether the blocks of a cluster share a last layer (k, n): of few rows and a large weight."""
+    is_there = thresholds.CLUSTER_HEADS_ARE_USED and work.setting.arch == "sm_90a"
+    is_large = k * n >= thresholds.CLUSTER_HEAD_LEAST_WEIGHTS and k >= thresholds.HEAD_PART_LEAST_K
+    return is_there and is_large and work.rows <= thresholds.CLUSTER_HEAD_MOST_ROWS
+
+
+def head_form_of_operands(form: HeadForm) -> HeadForm:
+    """The kernel of a head that leaves dx as operands as well, whose scales ask for whole rows of it, and whose padding
+    for more clusters than are on a card at once."""
+    return FEW_ROWS_HEAD if form is CLUSTER_HEAD else form
+
+
 def head_parts(form: HeadForm, k: int, row_blocks: int, work: Work) -> int:
-    """How many blocks have the same rows, each with a part of k in dx, where a card has room for them."""
-    if form in (WHOLE_HEAD, ROW_HEAD):
+    """How many blocks have the same rows, each with a part of k in dx, where a card has room for them; or clusters."""
+    if form in (WHOLE_HEAD, ROW_HEAD, CLUSTER_HEAD):
         return 1
     return max(1, min(work.setting.multiprocessors // row_blocks, ceil_div(k, thresholds.HEAD_PART_LEAST_K)))
 

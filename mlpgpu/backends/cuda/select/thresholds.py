@@ -196,6 +196,13 @@ COLUMN_HEAD_MOST_WEIGHTS = 4096
 # limit.
 FEW_ROWS_HEAD_READS = 1 << 18
 
+# True: up to so many rows the blocks of a cluster of 8 share k of a last layer with so many weights: each reads an
+# eighth of W for the logits, and the blocks add up what they have, which takes so many clocks.  On an H200: 6191 by 6 at
+# 16 rows 12.1 -> 7.4 µs, 2048 by 29 at 4 10.7 -> 7.7, 4096 by 5 at 7 7.8 -> 6.9; 2048 by 4 at 4 5.9 -> 6.4, and 512 by
+# 32 at 32, whose clusters are not all on the card at once, 7.4 -> 11.6.
+CLUSTER_HEADS_ARE_USED = True
+CLUSTER_HEAD_MOST_ROWS, CLUSTER_HEAD_LEAST_WEIGHTS, CLUSTER_HEAD_CLOCKS = 16, 1 << 14, 1000
+
 # True: of more rows than one wave of blocks by columns has, and W of at most 8 columns that fits into shared memory, a
 # warp has two rows at a time and waits for no other, where that is counted to take less.  On an H200, with a dropout:
 # 64 by 1 at 16,384 rows 39.4 -> 17.3 µs, 768 by 1 at 8,192 34.7 -> 24.0; 1024 by 2 at 2,586 15.9 -> 22.7, since few

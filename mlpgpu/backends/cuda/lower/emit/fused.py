@@ -35,7 +35,7 @@ def head(shard: Shard, group: Head) -> None:
         op.loss.form, op.kind, textured=shard.setting.textured, form=group.form, drops=derivative.masked is not None
     )
     shard.add(
-        group, entry, (blocks, parts, 1),
+        group, entry, (group.form.split * blocks, parts, 1),
         **weighed(shard, (blocks, 1, 1)), **statistics(shard, group.targets), x=shard.ref(dense.x),
         w=shard.ref(dense.weight), b=shard.ref(dense.bias), delta=delta, saved=shard.ref(derivative.saved),
         activation=kernels.activation_number(derivative.activation),
