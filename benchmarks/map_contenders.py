@@ -70,6 +70,8 @@ WAYS: dict[str, dict[str, float]] = {
     "few columns without tiles": {"FEW_COLUMNS_TILE_TENTHS": NEVER},
     "few columns stored by tiles": {"SMALL_N_GRADIENTS_ARE_USED": False},
     "heads by rows": {"COLUMN_HEADS_ARE_USED": False},
+    "heads without clusters": {"CLUSTER_HEADS_ARE_USED": False},
+    "no tiles between": {"MEDIUM_TILES_ARE_USED": False},
     "no few columns": {"FEW_COLUMNS_MOST_ROWS": 0},
     "sums beside": {"COLUMNS_MAY_BE_SUMMED_APART": False},
     "usual tiles": {"TILES_ARE_COUNTED": False, "UPDATES_HAVE_PARTS": False},

@@ -197,9 +197,9 @@ COLUMN_HEAD_MOST_WEIGHTS = 4096
 FEW_ROWS_HEAD_READS = 1 << 18
 
 # True: up to so many rows the blocks of a cluster of 8 share k of a last layer with so many weights: each reads an
-# eighth of W for the logits, and the blocks add up what they have, which takes so many clocks.  On an H200: 6191 by 6 at
-# 16 rows 12.1 -> 7.4 µs, 2048 by 29 at 4 10.7 -> 7.7, 4096 by 5 at 7 7.8 -> 6.9; 2048 by 4 at 4 5.9 -> 6.4, and 512 by
-# 32 at 32, whose clusters are not all on the card at once, 7.4 -> 11.6.
+# eighth of W for the logits, and the blocks add up what they have, which takes so many clocks.  On an H200: 6191 by 6
+# at 16 rows 12.1 -> 7.4 µs, 2048 by 29 at 4 10.7 -> 7.7, 4096 by 5 at 7 7.8 -> 6.9; 2048 by 4 at 4 5.9 -> 6.4, and 512
+# by 32 at 32, whose clusters are not all on the card at once, 7.4 -> 11.6.
 CLUSTER_HEADS_ARE_USED = True
 CLUSTER_HEAD_MOST_ROWS, CLUSTER_HEAD_LEAST_WEIGHTS, CLUSTER_HEAD_CLOCKS = 16, 1 << 14, 1000
 
