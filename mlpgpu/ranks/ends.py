@@ -83,10 +83,12 @@ class Ends:
             if watch.fail(INTERRUPTED, "was interrupted") and watch.rank == 0:
                 tell("interrupted")  # all ranks are at once, or rank 0 soon hears of it
             return
-        self._code = 1 if failure is None else failure.code
+        # A rank that waits for one that has left ends with that one's exit code, whichever of them the launcher sees first.
+        of_left = [code for code in watch.left.values() if code] if issubclass(kind, RankError) else []
+        self._code = failure.code if failure else next(iter(of_left), 1)
         if failure is None or not (issubclass(kind, RankError) or failure.text == text):
             self._print(kind, error, trace)
-            watch.fail(1, text)
+            watch.fail(self._code, text)
 
     def _print(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         name = f"rank {self._watch.rank} of {self._watch.size} failed"
