@@ -83,7 +83,7 @@ class Ends:
             if watch.fail(INTERRUPTED, "was interrupted") and watch.rank == 0:
                 tell("interrupted")  # all ranks are at once, or rank 0 soon hears of it
             return
-        # A rank that waits for one that has left ends with that one's exit code, whichever of them the launcher sees first.
+        # A rank that waits for one that has left ends with that one's exit code, whichever the launcher sees first.
         of_left = [code for code in watch.left.values() if code] if issubclass(kind, RankError) else []
         self._code = failure.code if failure else next(iter(of_left), 1)
         if failure is None or not (issubclass(kind, RankError) or failure.text == text):

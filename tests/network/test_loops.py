@@ -25,7 +25,7 @@ from mlpgpu.backends.constants import hyper_parameters, loss_numbers
 from mlpgpu.backends.cpu.blas import BLAS
 from mlpgpu.backends.cpu.loops import Call, has_loop, joined, library, loops_name, why_not
 from mlpgpu.backends.cpu.loops import library as loops_library
-from mlpgpu.backends.cpu.products import packs_nothing, packs_nothing_for_gradient
+from mlpgpu.backends.cpu.products import packs_nothing, packs_nothing_for_gradient, spares_blas
 from mlpgpu.backends.sources import native_folder, source_folder
 from mlpgpu.losses import FORMS
 from mlpgpu.optimizers import OPTIMIZERS
@@ -257,6 +257,12 @@ def test_a_product_that_packs_nothing_is_one_sum_whatever_the_tile(dtype: np.dty
     some, of_some = np.ascontiguousarray(w[:, 3:27]), np.empty((rows, 24), dtype)
     call(dtype, "unpacked_product", x, k, 1, some, of_some, rows, 24, k)
     np.testing.assert_array_equal(of_some, y[:, 3:27])
+
+
+def test_small_chains_of_products_ask_no_blas() -> None:
+    layers = [(20, 64), (64, 64), (64, 2)]  # the last one counts as 32 columns
+    assert [spares_blas(rows, layers, is_fast=True) for rows in (141, 142)] == [True, False]
+    assert [spares_blas(rows, layers, is_fast=False) for rows in (17, 18)] == [True, False]
 
 
 def test_blas_makes_large_products_where_it_is_faster() -> None:

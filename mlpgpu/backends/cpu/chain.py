@@ -11,8 +11,9 @@ from ... import plan as ops
 from ...plan import Plan
 from .blas import BLAS
 from .compiled import output, rows_product
-from .loops import Call, Parts, Phases, address_of, helpers_of, joined, library, run_steps, steps_of
+from .loops import Call, Parts, Phases, address_of, has_long_vectors, helpers_of, joined, library, run_steps, steps_of
 from .phases import ROW_BLOCK, equal_parts, is_along_k, only_calls, row_parts
+from .products import spares_blas
 
 # Of so many rows at most parts have rows of a layer's weight, where :func:`~.phases.is_along_k` says so, whose sums are
 # added up; of more they have rows of x, if these fill tiles of products.  64 rows of 784-1024-1024-10 by four parts
@@ -60,6 +61,10 @@ class Chain:
         self._given = inputs
         self.nbytes = 0 if parts == 1 else sum(y.nbytes for y in written)
         self._phases = [self._empty()]
+        layers = zip(operations, values, strict=True)
+        weights = [of_op[0].shape for op, of_op in layers if isinstance(op, ops.Dense) and of_op[0] is not None]
+        is_fast = has_long_vectors(inputs.dtype)
+        self._spares_blas = parts == 1 and spares_blas(len(inputs), weights, is_fast=is_fast)
         x = inputs
         for op, of_op, y in zip(operations, values, written, strict=False):
             self._bind(op, of_op, x, y)
@@ -107,7 +112,8 @@ class Chain:
                 calls = only_calls(output(op, y_rows, y_rows, first, second))
             else:
                 assert isinstance(op, ops.Dense) and first is not None
-                calls = [*only_calls([rows_product(x_rows, first, y_rows)]), *self._finish(op, second, y_rows, part)]
+                product = rows_product(x_rows, first, y_rows, spares_blas=self._spares_blas)
+                calls = [*only_calls([product]), *self._finish(op, second, y_rows, part)]
             self._add(part, x_rows, calls)
 
     def _bind_along_k(

@@ -64,13 +64,15 @@ def _layout(matrix: np.ndarray) -> tuple[bool, int]:
     return True, max(matrix.strides[1] // item, 1)
 
 
-def rows_product(x: np.ndarray, weight: np.ndarray, out: np.ndarray, *, is_alone: bool = True) -> Bound | Call:
+def rows_product(
+    x: np.ndarray, weight: np.ndarray, out: np.ndarray, *, is_alone: bool = True, spares_blas: bool = False
+) -> Bound | Call:
     """What writes ``x @ weight`` to ``out``, x (B, k) or some columns of an array, weight (k, n).
 
-    ``is_alone`` says whether one thread makes it, even where BLAS does.
+    ``is_alone`` says whether one thread makes it, even where BLAS does; ``spares_blas`` that BLAS never does.
     """
     rows, n = len(x), weight.shape[1]
-    if packs_nothing(rows, weight.size, n, is_fast=is_alone and has_long_vectors(out.dtype)):
+    if spares_blas or packs_nothing(rows, weight.size, n, is_fast=is_alone and has_long_vectors(out.dtype)):
         return unpacked_rows(x, weight, out)
     if rows == 1:
         return _vector_product(weight.T, x, out)

@@ -205,17 +205,33 @@ inline void row_product(const real* a, int64_t, int64_t k_stride, const real* b,
     if (whole < n) unpacked_tile<1, 1, false>(a, 0, k_stride, b + n - LANES, c + n - LANES, n, k, false);
 }
 
-// Fewer columns than a vector has.
+// Rows of narrow_product, ROWS at a time: of b's first `whole` rows vectors begin in b, and of those behind them in `tail`.
+template <int ROWS>
+void narrow_rows(const real* a, int64_t row_stride, int64_t k_stride, const real* b, const real* tail, int64_t whole, real* c,
+                 int64_t m, int64_t n, int64_t k) {
+    int64_t first = 0;
+    for (; first + ROWS <= m; first += ROWS) {
+        const real* const of_rows = a + first * row_stride;
+        Vector sum[ROWS] = {};
+        for (int64_t i = 0; i < k; ++i) {
+            const Vector loaded = *reinterpret_cast<const Vector*>(i < whole ? b + i * n : tail + (i - whole) * n);
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; ++r) sum[r] += of_rows[r * row_stride + i * k_stride] * loaded;
+        }
+        for (int r = 0; r < ROWS; ++r) memcpy(c + (first + r) * n, &sum[r], n * sizeof(real));
+    }
+    if constexpr (ROWS > 1)
+        if (first < m)
+            narrow_rows<ROWS / 2>(a + first * row_stride, row_stride, k_stride, b, tail, whole, c + first * n, m - first, n, k);
+}
+
+// Fewer columns than a vector has: vectors begin with b's rows, and what they have of the next rows is left out.
 inline void narrow_product(const real* a, int64_t row_stride, int64_t k_stride, const real* b, real* c, int64_t m, int64_t n,
                            int64_t k) {
-    for (int64_t r = 0; r < m; ++r) {
-        real sum[LANES] = {};
-        for (int64_t i = 0; i < k; ++i) {
-            const real factor = a[r * row_stride + i * k_stride];
-            for (int64_t j = 0; j < n; ++j) sum[j] += factor * b[i * n + j];
-        }
-        for (int64_t j = 0; j < n; ++j) c[r * n + j] = sum[j];
-    }
+    const int64_t whole = k * n < LANES ? 0 : (k * n - LANES) / n + 1;  // rows of b whose vectors lie in it
+    real tail[3 * LANES] = {};
+    memcpy(tail, b + whole * n, (k - whole) * n * sizeof(real));
+    narrow_rows<MOST_ROWS>(a, row_stride, k_stride, b, tail, whole, c, m, n, k);
 }
 
 // c (m, n) = a (m, k) b (k, n), where a's element (i, j) lies at i * row_stride + j * k_stride.  Each element is one sum
