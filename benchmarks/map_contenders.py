@@ -75,7 +75,7 @@ WAYS: dict[str, dict[str, float]] = {
     "no few columns": {"FEW_COLUMNS_MOST_ROWS": 0},
     "sums beside": {"COLUMNS_MAY_BE_SUMMED_APART": False},
     "usual tiles": {"TILES_ARE_COUNTED": False, "UPDATES_HAVE_PARTS": False},
-    "updates apart": {"UPDATES_ARE_GROUPED": False},
+    "updates apart": {"UPDATES_ARE_GROUPED": False, "TENSOR_UPDATES_ARE_GROUPED": False},
     "first layer apart": {"INPUT_LAYER_IS_APART": True, "TENSOR_ROW_STEP_TENTHS": 20},
 }
 SKLEARN_ACTIVATIONS = {"relu": "relu", "tanh": "tanh", "sigmoid": "logistic", "identity": "identity"}

@@ -79,9 +79,9 @@ struct UpdateEpilogue : NoComponents {
         for (int s = 0; s < SLOTS; ++s) store_row<ALIGNED, APART>(weight_slots + s * pitch + offset, n, column, found.slot[s]);
     }
 
+    __device__ __forceinline__ InPlace<BiasRule<Rule>> of_bias() const { return {bias, bias_slots, pitch, n, scale, rates}; }
     __device__ __forceinline__ void columns(int first, int count, int thread, int threads) const {
-        const InPlace<BiasRule<Rule>> of_bias = {bias, bias_slots, pitch, n, scale, rates};
-        for (int j = first + thread; bias && j < min(n, first + count); j += threads) of_bias(0, j, db[j]);
+        for (int j = first + thread; bias && j < min(n, first + count); j += threads) of_bias()(0, j, db[j]);
     }
 
     __device__ __forceinline__ float* column_partials() const { return db_partials; }

@@ -131,9 +131,11 @@ struct SharedSums {
 // As a product of dense/tensor_dense.cuh.  Grid: SPLIT blocks for each tile, of one dimension.
 template <class T, int SPLIT>
 struct GemmClusterSplit {
+    using Tile = T;
     using Format = typename T::Format;
     using Source = const TensorMap*;
     static constexpr bool BEGINS_EPILOGUE = true;
+    static constexpr int BLOCKS = SPLIT;  // of a tile
     static_assert(T::CLUSTER == 1, "a cluster's blocks load different slices");
 
     template <bool A_INNER, bool B_INNER>
@@ -145,10 +147,17 @@ struct GemmClusterSplit {
     template <bool A_INNER, bool B_INNER, class Epilogue>
     static __device__ __forceinline__ void multiply(Source a, int64_t, int, Source b, int64_t, int, int m, int n, int k,
                                                     int prefetch, Epilogue epilogue) {
+        multiply_tile<A_INNER, B_INNER>(a, b, m, n, k, blockIdx.x / SPLIT, prefetch, epilogue);
+    }
+
+    // The tile of this number.
+    template <bool A_INNER, bool B_INNER, class Epilogue>
+    static __device__ __forceinline__ void multiply_tile(Source a, Source b, int m, int n, int k, int number, int prefetch,
+                                                         Epilogue epilogue) {
         SHARED(float, shared);
         const Ring<T> ring(shared);
         const int rank = cluster_rank<SPLIT>(), tiles = (m + T::M - 1) / T::M, summing = summing_warps(tiles);
-        const OnlyTile<T> tile(m, n, blockIdx.x / SPLIT);
+        const OnlyTile<T> tile(m, n, number);
         // A batch may have fewer rows than the grid is for. All blocks of a cluster have the same tile, so none waits here.
         if (tile.is_done()) {
             pdl_wait_and_trigger();

@@ -40,7 +40,7 @@ from mlpgpu.backends.cuda.kernels import (
     narrow_tiles,
 )
 from mlpgpu.backends.cuda.kernels.launches import At, Lowered
-from mlpgpu.backends.cuda.select import dense, thresholds, tiles
+from mlpgpu.backends.cuda.select import dense, thresholds, tiles, updates
 from mlpgpu.backends.cuda.select import loss as losses
 from mlpgpu.backends.cuda.select.counted import (
     cluster_clocks,
@@ -494,6 +494,7 @@ def test_a_step_by_blocks_of_rows_is_left_where_tensor_cores_are_counted_to_take
 
 def test_biases_of_few_row_tiles_are_summed_by_a_launch_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tile of two would add 32 rows of every slice while the product waits."""
+    monkeypatch.setattr(thresholds, "TENSOR_UPDATES_ARE_GROUPED", False)
     monkeypatch.setattr(thresholds, "CLUSTERS_SHARE_ROWS", False)
     many, few = (dense_path(k, 768, of(14_798)).update for k in (1193, 128))
     assert isinstance(many, Gemm) and many.leaves_bias and isinstance(few, Gemm) and not few.leaves_bias
@@ -976,6 +977,7 @@ def test_an_epoch_on_narrow_tiles(
     case: str, operand_format: OperandFormat, sums_apart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full batch and one of two rows on sm_90a, whose copies and products the host makes in their places."""
+    monkeypatch.setattr(thresholds, "TENSOR_UPDATES_ARE_GROUPED", False)
     monkeypatch.setattr(thresholds, "CLUSTERS_SHARE_ROWS", False)
     monkeypatch.setattr(thresholds, "CLUSTERS_SHARE_K", False)
     monkeypatch.setattr(thresholds, "SUMMED_TENTHS", 0 if sums_apart else 1 << 30)
@@ -998,6 +1000,7 @@ def test_an_epoch_on_narrow_tiles(
 def test_an_epoch_whose_gradients_clusters_make(
     split: int, operand_format: OperandFormat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(thresholds, "TENSOR_UPDATES_ARE_GROUPED", False)
     monkeypatch.setattr(thresholds, "CLUSTERS_SHARE_K", False)
     monkeypatch.setattr(thresholds, "CLUSTER_CLOCKS", -(10**6))
     monkeypatch.setattr(thresholds, "CLUSTER_BLOCK_CLOCKS", 10_000 if split == 2 else -10_000)
@@ -1034,6 +1037,7 @@ def test_clusters_that_share_many_rows_have_large_tiles(
 def test_an_epoch_whose_gradients_large_tiles_make(
     split: int, operand_format: OperandFormat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(thresholds, "TENSOR_UPDATES_ARE_GROUPED", False)
     monkeypatch.setattr(thresholds, "CLUSTERS_SHARE_K", False)
     monkeypatch.setattr(thresholds, "CLUSTER_CLOCKS", -(10**6))
     monkeypatch.setattr(thresholds, "CLUSTER_BLOCK_CLOCKS", 10**6)
@@ -1065,6 +1069,7 @@ def test_blocks_that_move_many_weights_have_wide_tiles(
 
 @pytest.mark.usefixtures("everywhere")
 def test_an_epoch_whose_gradients_wide_tiles_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thresholds, "TENSOR_UPDATES_ARE_GROUPED", False)
     monkeypatch.setattr(thresholds, "CLUSTERS_SHARE_K", False)
     monkeypatch.setattr(tiles, "_is_one_wave", lambda *_: False)
     for name in ("_is_bound_by_memory", "_leaves_memory_idle"):
@@ -1072,6 +1077,30 @@ def test_an_epoch_whose_gradients_wide_tiles_make(monkeypatch: pytest.MonkeyPatc
     epoch, host, made = on_host("a loss at the end", BFLOAT16)
     assert next(name for name in made if "update" in name).endswith("64x128_by_1")
     check_epoch(epoch, host, BFLOAT16, len(made))
+
+
+UNSCALED = [each for each in EACH_FORMAT if not each.scaled]
+
+
+@pytest.mark.usefixtures("everywhere")
+@pytest.mark.parametrize(
+    ("place", "operand_format", "case"),
+    covering("epochs whose updates are one launch", range(5), UNSCALED, STEPS),
+    ids=shown,
+)
+def test_an_epoch_whose_updates_are_one_launch(
+    place: int, operand_format: OperandFormat, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full batch and one of two rows, by each tile that there is."""
+    tiles_of = kernels.cluster_tiles(operand_format)
+    monkeypatch.setattr(updates, "cluster_tiles", lambda _: tiles_of[place % len(tiles_of) :][:1])
+    epoch, host, made = on_host(case, operand_format)
+    layers = len(epoch.plan.parameters) // 2
+    assert [name for name in made if "update" in name] == [
+        f"tensor_backward_updates_{layers}_Momentum_{tiles_of[place % len(tiles_of)].name}"
+    ]
+    assert not host.low.finish  # which would move biases
+    check_epoch(epoch, host, operand_format, len(made))
 
 
 @pytest.mark.usefixtures("everywhere")

@@ -3,6 +3,7 @@ on the host."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -18,7 +19,7 @@ from mlpgpu import Dense, Dropout, LocallyConnected, Network, Standardize
 from mlpgpu import plan as ops
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import BFLOAT16, WARP_SPLIT_WEIGHT, ceil_div, cluster_split_tiles
-from mlpgpu.backends.cuda.kernels.launches import DELTAS, OUTPUTS, At, Launch, Lowered
+from mlpgpu.backends.cuda.kernels.launches import DELTAS, OUTPUTS, At, Launch, Lowered, Map
 from mlpgpu.backends.cuda.lower import fuse as fusing
 from mlpgpu.backends.cuda.lower import groups, lowering
 from mlpgpu.backends.cuda.lower.lowering import lower, passes
@@ -27,11 +28,11 @@ from mlpgpu.backends.cuda.profile.costs import flops, moved_bytes
 from mlpgpu.backends.cuda.profile.predicted import CLOCKS, LAUNCH_SECONDS, predicted_seconds
 from mlpgpu.backends.cuda.run.arrays import _grows_with_rows
 from mlpgpu.backends.cuda.select import thresholds
-from mlpgpu.backends.cuda.select.counted import slices_in_turn
+from mlpgpu.backends.cuda.select.counted import grouped_clocks, slices_in_turn
 from mlpgpu.backends.cuda.select.dense import SmallN, UpdateByParts, WarpSplit, update_blocks, updates_in_one_launch
 from mlpgpu.backends.cuda.select.select import select
-from mlpgpu.backends.cuda.select.setting import Setting
-from mlpgpu.backends.cuda.select.updates import runs_beside
+from mlpgpu.backends.cuda.select.setting import Setting, work_of
+from mlpgpu.backends.cuda.select.updates import moved_together, runs_beside
 from mlpgpu.layers import Layer
 from mlpgpu.names import ActivationName
 from mlpgpu.optimizers import OPTIMIZERS
@@ -268,7 +269,8 @@ def test_gradients_that_are_stored_stay_as_they_are(options: dict[str, Any], mon
     assert low == lowered(plan) and not any(name.startswith("several") for name in updates(low))
 
 
-def test_layers_on_tensor_cores_keep_their_launches() -> None:
+def test_layers_on_tensor_cores_keep_their_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thresholds, "TENSOR_UPDATES_ARE_GROUPED", False)
     low = lowered(plan_of(stack((132, 21, 71, 28, 223, 202, 56, 274), "relu"), capacity=8192, precision="tf32"))
     found = [launch.entry.name for launch in launches(low)]
     assert sum(name.startswith("tensor_backward_update") for name in found) == 3
@@ -313,6 +315,76 @@ def test_what_a_stack_leaves_is_not_moved_beside_other_layers() -> None:
     assert {op.weight for op in together.ops} == {"0.weight", "4.weight"} and together.inputs == "x"
 
 
+# --- on tensor cores ---
+
+
+def on_tensor_cores(**options: Any) -> Lowered:
+    return lowered(plan_of(stack((784, 512, 384, 10), "relu", None), precision="bfloat16", **options))
+
+
+def test_updates_on_tensor_cores_are_one_launch() -> None:
+    low = on_tensor_cores(capacity=256)
+    (update,) = (each for each in launches(low) if each.entry.name.startswith("tensor_backward_updates"))
+    tile = next(each for each in kernels.cluster_tiles(BFLOAT16) if update.entry.name.endswith(each.name))
+    assert update is launches(low)[-1] and not low.finish  # behind all deltas, and it moves the biases too
+    values, first = update.values, 0
+    assert [values[f"weight_{i}"] for i in (0, 1)] == [At("parameters", 784 * 512 + 512), At("parameters")]
+    assert [values[f"bias_{i}"] for i in (0, 1)] == [
+        At("parameters", 784 * 512 + 512 + 512 * 384),
+        At("parameters", 784 * 512),
+    ]
+    for number, (k, n) in enumerate(((512, 384), (784, 512))):
+        assert (values[f"k_{number}"], values[f"n_{number}"], values[f"first_{number}"]) == (k, n, first)
+        first += tile.clusters(k, n) + math.ceil(n / tile.n)  # tiles of the weight, then of the bias
+        dz, components = values[f"dz_{number}"], values[f"dz_components_{number}"]
+        assert isinstance(dz, At) and isinstance(components, Map) and dz.array == components.array
+    assert update.grid == (tile.split * first, 1, 1) and values["capacity"] == 256
+    assert update.lengths == {"clocks": grouped_clocks(tile, [(512, 384), (784, 512)], 256, 132)}
+
+
+def test_a_layer_without_a_bias_has_no_tiles_of_one() -> None:
+    layers = [Dense(784, 512, "relu", bias=False), Dense(512, 384, "relu"), Dense(384, 10)]
+    low = lowered(plan_of(layers, precision="bfloat16", capacity=256))
+    (update,) = (each for each in launches(low) if each.entry.name.startswith("tensor_backward_updates"))
+    tile = next(each for each in kernels.cluster_tiles(BFLOAT16) if update.entry.name.endswith(each.name))
+    tiles = tile.clusters(784, 512) + tile.clusters(512, 384) + math.ceil(384 / tile.n)
+    assert update.values["bias_1"] is None and update.grid == (tile.split * tiles, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shards": 2}, {"optimizer": OPTIMIZERS["SGD"](0.1, clip_norm=1.0)}, {"ranks": 2, "shards": 2},
+        {"precision": "float32", "capacity": 4096},  # whose operands have scales
+    ],
+)  # fmt: skip
+def test_updates_on_tensor_cores_that_keep_their_launches(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of(stack((784, 512, 384, 10), "relu", None), **{"precision": "bfloat16", "capacity": 256, **options})
+    low = lowered(plan)
+    monkeypatch.setattr(thresholds, "TENSOR_UPDATES_ARE_GROUPED", False)
+    assert low == lowered(plan)
+    assert not any("tensor_backward_updates" in each.name for each in low.entries())
+
+
+def test_what_one_launch_moves_is_chosen_by_counts() -> None:
+    work = work_of(plan_of(stack(WIDTHS)), H100, BFLOAT16, is_training=True, in_place=True)
+    shapes = {"a": (915, 915), "b": (915, 915), "c": (36, 915)}
+    found = moved_together(shapes, replace(work, rows=1024))
+    assert found.weights == {"a", "b", "c"} and found.tile in kernels.wide_cluster_tiles(BFLOAT16)
+    assert "one launch moves 3 layers" in found.why
+    large = moved_together({**shapes, "d": (8192, 8192)}, replace(work, rows=1024))
+    assert large.weights == {"a", "b", "c"}  # the others' launches end no later so
+    for other in (
+        replace(work, in_place=False),
+        replace(work, operand_format=kernels.HALF_PAIR),
+        replace(work, setting=replace(work.setting, arch="sm_80")),
+    ):
+        assert not moved_together(shapes, other).weights and moved_together(shapes, other).tile is None
+    assert not moved_together({}, work).weights
+
+
 # --- beside other launches ---
 
 DEEP = (132, 21, 71, 28, 223, 202, 56, 274)
@@ -323,6 +395,7 @@ def beside(low: Lowered) -> list[str]:
 
 
 def test_updates_that_leave_room_run_beside_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thresholds, "TENSOR_UPDATES_ARE_GROUPED", False)
     plan = plan_of(stack(DEEP, "relu"), capacity=8192, precision="tf32")
     low = lowered(plan)
     assert beside(low) == ["tensor_backward_update_Momentum_bfloat16_pair"] * 3
@@ -352,12 +425,14 @@ def test_short_updates_on_tensor_cores_have_none_beside_them(
     rows: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By clusters of eight, 512 rows a block."""
+    monkeypatch.setattr(thresholds, "TENSOR_UPDATES_ARE_GROUPED", False)
     monkeypatch.setattr(thresholds, "LAYERS_TENTHS", 11)
     plan = plan_of(stack((58, 44, 92, 506, 92), "relu", None), capacity=rows, precision="bfloat16")
     assert len([name for name in beside(lowered(plan)) if name.startswith("tensor")]) == count
 
 
-def test_an_update_whose_rows_are_written_later_stays_on_its_stream() -> None:
+def test_an_update_whose_rows_are_written_later_stays_on_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thresholds, "TENSOR_UPDATES_ARE_GROUPED", False)
     plan = plan_of(stack(DEEP, "relu"), capacity=8192, precision="tf32")
     low = lowering._emit(plan, passes(plan, H100))
     (shard,) = low.shards

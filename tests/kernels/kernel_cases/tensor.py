@@ -95,6 +95,11 @@ def makes_weights(tile: GemmTile) -> bool:
     return tile not in others or tile in narrow_weight_tiles(tile.operand_format)
 
 
+def makes_several(tile: GemmTile) -> bool:
+    """Whether one launch moves several weights with a tile."""
+    return isinstance(tile, ClusterSplitTile) and makes_weights(tile) and not tile.operand_format.scaled
+
+
 def makes_activations(tile: GemmTile) -> bool:
     """Whether forward products and gradients of inputs are made with a tile."""
     return not isinstance(tile, ClusterSplitTile) or tile.shares_k
@@ -121,6 +126,7 @@ SAMPLE = {
     for entry in (
         *([kernels.tensor_backward_weight(tile)] if makes_weights(tile) else []),
         *([kernels.tensor_backward_update("Adam", tile)] if makes_weights(tile) else []),
+        *([kernels.tensor_backward_updates("Adam", tile, 2)] if makes_several(tile) else []),
         *(
             [kernels.tensor_backward_update("AdamWithAlpha", tile, receives=receives) for receives in (False, True)]
             if tile in RULED_TILES
@@ -693,9 +699,11 @@ def tensor_backward_weight(
     plain: bool = False,
     receives: bool = False,
     multiprocessors: int = 1,
+    size: int = 0,
 ) -> Iterator[Any]:
     """With a rule, the kernel that also makes its step; ``plain`` is without a bias, whose gradient is given
-    unless the product leaves partial sums of it; it ``receives`` another shard's dW, and has no bias then."""
+    unless the product leaves partial sums of it; it ``receives`` another shard's dW, and has no bias then; ``size``
+    elements lie from slot to slot."""
     plain |= receives
     operand_format, k, n, rows = tile.operand_format, x.shape[1], dz.shape[1], batch.part.stop - batch.part.start
     name = f"{batch}-{k}x{n}" + f"-on-{multiprocessors}" * (multiprocessors > 1)
@@ -739,7 +747,7 @@ def tensor_backward_weight(
     elif not plain:
         db = normal(n)
         gradients["bias"] = expect(wide(db), 0.0)
-    moved, outputs, constants = stepped(rule, gradients)
+    moved, outputs, constants = stepped(rule, gradients, size)
     outputs |= sums
     args |= {"db": db, "db_partials": blank(parts, pitch) if parts is not None else None}
     w_components = None if operand_format.scaled else blank_components(operand_format, k, n)
@@ -748,6 +756,49 @@ def tensor_backward_weight(
         written[:, :k, : 4 * ceil_div(n, 4) if isinstance(tile, Sm80Tile) else n] = True
         outputs["w_components"] = replace(component_output(after.value, after.bound, k, w_components), written=written)
     yield {**args, "w_components": w_components, **moved}, outputs, constants
+
+
+@deferred
+def tensor_backward_updates(
+    tile: ClusterSplitTile, rule: str, batch: Batch, *operands: tuple[np.ndarray, np.ndarray, bool]
+) -> Iterator[Any]:
+    """Updates of a layer for each x and dz, with a bias or ``plain``, by one launch."""
+    entry = kernels.tensor_backward_updates(rule, tile, len(operands))
+    shapes = [(x.shape[1], dz.shape[1]) for x, dz, _ in operands]
+    tiles = [
+        tile.clusters(k, n) + (0 if plain else ceil_div(n, tile.n))
+        for (k, n), (*_, plain) in zip(shapes, operands, strict=True)
+    ]
+    name = f"{batch}-" + "-".join(f"{k}x{n}" for k, n in shapes)
+    yield name + "-plain" * all(plain for *_, plain in operands), entry, (tile.split * sum(tiles), 1, 1)
+    size, outputs = max((k + 1) * n for k, n in shapes) + 3, {}
+    args = {**batch.args, "capacity": batch.most_rows, "prefetch": _prefetch(*shapes[0])}
+    for number, ((x, dz, plain), (k, n)) in enumerate(zip(operands, shapes, strict=True)):
+        part, rows = batch.part, batch.part.stop - batch.part.start
+        bits = [
+            split(tile.operand_format, of[part]).bits
+            if rows
+            else blank_components(tile.operand_format, batch.most_rows, of.shape[1])
+            for of in (x, dz)
+        ]
+        dw = expect(*product_of(tile.operand_format, x[part].T, dz[part]))
+        taken = wide(joined(bits[1][:, :rows]))[:, :n]
+        db = expect(taken.sum(axis=0), rows * EPS32 * abs(taken).sum(axis=0))
+        moved, made, constants = stepped(rule, {"weight": dw} if plain else {"weight": dw, "bias": db}, size)
+        components = blank_components(tile.operand_format, k, n)
+        written = np.zeros(components.shape, bool)
+        written[:, :k, :n] = True
+        after = component_output(made["weight"].value, made["weight"].bound, k, components)
+        made["w_components"] = replace(after, written=written)
+        x_source, dz_source = _sources(tile, *bits, a_inner=False, b_inner=False)
+        of_layer = {
+            "x_components": x_source, "dz_components": dz_source, "dz": bits[1], "w_components": components, "k": k,
+            "n": n, "first": sum(tiles[:number]),
+        }  # fmt: skip
+        args |= {name: moved.pop(name) for name in ("totals", "size")}
+        args |= {f"{name}_{number}": value for name, value in {**of_layer, **moved}.items()}
+        outputs |= {f"{name}_{number}": output for name, output in made.items()}
+    yield args, outputs, constants
 
 
 def hard(rows: int, n: int) -> np.ndarray:
@@ -1033,6 +1084,21 @@ def cluster_split_cases() -> Iterator[Case]:
             else:  # so many tiles that one warp sums the columns
                 x, dz = normal(300, 600), normal(300, 72)
                 yield tensor_backward_weight(tile, whole(300), x, dz, rule="Momentum")
+                yield from _updates_cases(tile)
+
+
+def _updates_cases(tile: ClusterSplitTile) -> Iterator[Case]:
+    """Two weights in one launch: each rule, with a bias and without, borders, parts of a batch."""
+    for rule in kernels.RULES:
+        few = (normal(3, 5), normal(3, 6), False), (normal(3, 70), normal(3, 9), True)
+        yield tensor_backward_updates(tile, rule, whole(3), *few)
+    x, other = normal(300, 267), normal(300, 69)
+    first, second = (x, normal(300, 70), False), (other, normal(300, 200), False)
+    yield tensor_backward_updates(tile, "Adam", whole(300), first, second)
+    yield tensor_backward_updates(tile, "Momentum", whole(300), second, first)
+    for batch in batches(65):
+        third = (normal(65, 35), normal(65, 36), True), (normal(65, 68), normal(65, 132), True)
+        yield tensor_backward_updates(tile, "Momentum", batch, *third)
 
 
 def sharing_k_cases() -> Iterator[Case]:

@@ -87,12 +87,13 @@ def after_step(
 
 
 def stepped(
-    rule: str, gradients: Mapping[str, Output]
+    rule: str, gradients: Mapping[str, Output], size: int = 0
 ) -> tuple[dict[str, object], dict[str, Output], dict[str, np.ndarray]]:
-    """Arguments, outputs and constants of a kernel that moves parameters along ``gradients``, by their names."""
+    """Arguments, outputs and constants of a kernel that moves parameters along ``gradients``, by their names; ``size``
+    elements lie from slot to slot, if not as few as there may be."""
     penalty = {"alpha": 0.7} if rule.endswith(kernels.WITH_ALPHA) else {}
     optimizer, weight = OPTIMIZERS[rule.removesuffix(kernels.WITH_ALPHA)](0.1, l1=0.02, l2=0.3, **penalty), 8.0
-    size = sum(gradient.value.size for gradient in gradients.values()) + 3
+    size = size or sum(gradient.value.size for gradient in gradients.values()) + 3
     table = optimizer.table(5, np.array([0.1, 0.03, 0.05]))
     args: dict[str, object] = {"totals": np.array([3.0, weight]), "size": size}
     outputs = {}

@@ -127,6 +127,7 @@ class Entry:
         loss_numbers: whether it reads that of math/losses.cuh.
         products: the matrix products that it makes.
         operand_format: what its tensor cores multiply in the place of float32 numbers, if they do.
+        gathered: a C struct, of which the template takes several at the end, and how many arguments make one.
     """
 
     name: str
@@ -149,6 +150,7 @@ class Entry:
     block: str | None = "PlainBlock"
     products: tuple[Product, ...] = ()
     operand_format: OperandFormat | None = None
+    gathered: tuple[str, int] | None = None
 
     @property
     def constant_names(self) -> tuple[str, ...]:
@@ -225,12 +227,23 @@ def _check(entry: Entry) -> str:
 
 def _definition(entry: Entry) -> str:
     parameters = ", ".join(f"{a.ctype} {a.name}" for a in entry.arguments)
-    call = ", ".join(a.name for a in entry.arguments)
+    call = ", ".join(_given(entry))
     cluster = f" __cluster_dims__({entry.cluster}, 1, 1)" if entry.cluster > 1 else ""
     return (
         f'extern "C" __global__ void{cluster} __launch_bounds__({entry.threads}, {entry.blocks})\n'
         f"{entry.name}({parameters}) {{\n    ::mlpgpu::{entry.function}({call});\n}}\n"
     )
+
+
+def _given(entry: Entry) -> list[str]:
+    """What the template is given: the arguments, or structs of them."""
+    names = [a.name for a in entry.arguments]
+    if entry.gathered is None:
+        return names
+    struct, each = entry.gathered
+    alone = next(i for i, name in enumerate(names) if name.endswith("_0"))
+    members = [names[i : i + each] for i in range(alone, len(names), each)]
+    return [*names[:alone], *(f"::mlpgpu::{struct}{{{', '.join(of)}}}" for of in members)]
 
 
 def units(entries: Iterable[Entry]) -> dict[str, list[Entry]]:

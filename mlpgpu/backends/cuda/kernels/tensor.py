@@ -8,7 +8,7 @@ from itertools import product
 
 from ....activations import ACTIVATIONS
 from ...sources import camel
-from .entry import DENSE_PRODUCT, DROPS, ROWS, Entry, arguments, ceil_div, dropping
+from .entry import DENSE_PRODUCT, DROPS, ROWS, Entry, Product, arguments, ceil_div, dropping
 from .losses import LOSS_SUMS, SUMS_OF_TERMS, reads_numbers
 from .operand_format import BFLOAT16_PAIR, BFLOAT16_TRIPLE, HALF, HALF_PAIR, OPERAND_FORMATS, OperandFormat
 from .updates import RULES, slot_count
@@ -289,9 +289,13 @@ class ClusterSplitTile:
         tiles = ceil_div(m, self.m)
         return None if self.operand_format.scaled else self.split * tiles * Sm90Tile.summing_warps(tiles)
 
+    def clusters(self, m: int, n: int) -> int:
+        """Clusters for an m by n product, of which each makes a tile."""
+        return ceil_div(m, self.m) * ceil_div(n, self.n)
+
     def grid(self, m: int, n: int, multiprocessors: int) -> tuple[int, int, int]:
         """Blocks for an m by n product."""
-        return self.split * ceil_div(m, self.m) * ceil_div(n, self.n), 1, 1
+        return self.split * self.clusters(m, n), 1, 1
 
 
 GemmTile = Sm80Tile | Sm90Tile | ClusterSplitTile
@@ -496,6 +500,32 @@ def tensor_backward_update(rule: str, tile: GemmTile, *, receives: bool = False)
     return replace(made, name=made.name.replace(name, f"{name}_received", 1), function=function, spill_bytes=spilled)
 
 
+def tensor_backward_updates(rule: str, tile: ClusterSplitTile, count: int) -> Entry:
+    """The updates of so many layers, of a format without scales; arguments of a layer have its number behind them."""
+    slots, components = slot_count(rule), tile.operand_format.components
+    of_layer = (
+        f"const TensorMap* x_components_#[{components},rows,k_#], "
+        f"const TensorMap* dz_components_#[{components},rows,n_#], const uint16_t* dz_#[0], "
+        "inout float* weight_#[k_#,n_#], inout float* bias_#[n_#], "
+        f"uint16_t* w_components_#[{components},k_#,n_#], inout float* weight_slots_#[{slots},k_#,n_#], "
+        f"inout float* bias_slots_#[{slots},n_#], int k_#, int n_#, int first_#"
+    )
+    layers = [of_layer.replace("#", str(number)) for number in range(count)]
+    common = f"{ROWS}, const double* totals[2], int64_t size, int capacity, int prefetch"
+    bits = {"x_components": PREFETCH_A, "dz_components": PREFETCH_B}
+    bits |= dict.fromkeys(("weight", "weight_slots"), PREFETCH_EPILOGUE)
+    known = ((f"{name}_{number}", bit) for number in range(count) for name, bit in bits.items())
+    return Entry(
+        f"tensor_backward_updates_{count}_{rule}_{tile.name}", "fused/tensor_updates.cuh",
+        f"tensor_backward_updates<{tile.struct}, {rule}Rule>", arguments(", ".join((common, *layers))), tile.threads,
+        tile.shared_bytes(a_inner=False, b_inner=False), blocks=tile.blocks, spill_bytes=tile.spill_bytes,
+        needs=tile.needs, cluster=tile.cluster, constants=True, prefetched=(("totals", PREFETCH_EPILOGUE), *known),
+        main_loop=tile.main_loop, block=f"{tile.struct}::Block<false, false>",
+        products=tuple(Product(("rows", f"k_{number}", f"n_{number}")) for number in range(count)),
+        operand_format=tile.operand_format, gathered=("MovedLayer", len(arguments(layers[0]))),
+    )  # fmt: skip
+
+
 def tensor_entries() -> list[Entry]:
     """The entries of products of split operands, of any format."""
     entries = []
@@ -508,6 +538,8 @@ def tensor_entries() -> list[Entry]:
             entries += [
                 tensor_backward_update(rule, tile, receives=receives) for rule in RULES for receives in (False, True)
             ]
+            if isinstance(tile, ClusterSplitTile) and not operand_format.scaled:
+                entries += [tensor_backward_updates(rule, tile, 2) for rule in RULES]
         others = (*wide_tiles(operand_format), *shared_tiles(operand_format), *narrow_tiles(operand_format))
         for tile in (*usual, *others, *tiles_sharing_k(operand_format)):
             for drops, activation in product((False, True), ACTIVATIONS):

@@ -38,6 +38,7 @@ from ..select.loss import head_form_of_operands
 from ..select.operands import has_own_inputs
 from ..select.ranks import exchanged_apart, moved_where_made
 from ..select.select import GatherPath, LocalPath, LossPath, OutputPath, Selected, Selection, no_update_of
+from ..select.updates import MovedTogether, moved_together
 from . import groups
 from .groups import FLOATS, Derivative, Fused, Group, Stored
 
@@ -248,6 +249,21 @@ class _Facts:
 
     # --- the backward pass ---
 
+    @cached_property
+    def together(self) -> MovedTogether:
+        """The weights that one launch on tensor cores moves, behind the last of their deltas.
+
+        No operation until then works in place on what their gradients are made of.
+        """
+        moved = [op for op in self.operations if isinstance(op, ops.DenseBackward) and op.dweight and self.is_gemm(op)]
+        shapes = {}
+        for op in moved if _updates_together(self.selection) else ():
+            until = self.operations[self.operations.index(op) + 1 : self.operations.index(moved[-1])]
+            written = {name for other in until for name in other.writes}
+            if written.isdisjoint((op.x, op.dz)):
+                shapes[op.weight] = self.shape(op.weight)
+        return moved_together(shapes, self.selection.work)
+
     def dropout(self, op: ops.Dense) -> ops.Dropout | None:
         """The dropout of a layer's outputs, if it is the next operation."""
         after = self.following.get(op)
@@ -381,7 +397,7 @@ def fuse(selection: Selection) -> Fused:
     if selection.row_step and not selection.row_step.form:
         made = _with_updates_after_row_step(facts, made)
     elif selection.work.in_place and _updates_together(selection) and not facts.has_tail:
-        made = _with_updates_of_a_kind(facts, made)
+        made = _with_gemm_updates(facts, _with_updates_of_a_kind(facts, made))
     weights = {op.weight: facts.titles[op] for op in facts.layers if facts.is_gemm(op)}
     # Whose operands need no scales, updates write them beside the weights.
     updates_split = selection.work.in_place and facts.operand_format is not None and not facts.is_scaled
@@ -474,6 +490,17 @@ def _with_updates_of_a_kind(facts: _Facts, made: list[Group]) -> list[Group]:
         together, last = _update_layers(facts, ordered, paths, verdict.why, follows_row_step=False), updates[-1]
         made = [together if each is last else each for each in made if each is last or each not in updates]
     return made
+
+
+def _with_gemm_updates(facts: _Facts, made: list[Group]) -> list[Group]:
+    """Updates on tensor cores that one launch makes as one group, in the place of the last of them."""
+    together = facts.together
+    updates = [each for each in made if isinstance(each, groups.GemmGradient) and each.op.weight in together.weights]
+    if not updates or together.tile is None:
+        return made
+    moved, path = tuple(each.op for each in updates), Gemm(together.tile, together.why)
+    group = groups.GemmUpdates(updates[-1].title, together.why, moved, path)
+    return [group if each is updates[-1] else each for each in made if each is updates[-1] or each not in updates]
 
 
 def _small_path(update: groups.DenseUpdate) -> SmallUpdate | None:
@@ -708,8 +735,9 @@ def _gemm_backward(facts: _Facts, op: ops.DenseBackward, title: str) -> list[Gro
         return _gemm_input(facts, op, path.dx, title)
     assert isinstance(path.update, Gemm)
     has_scales = facts.head_backward is not None and op.dz == facts.delta_of(facts.head_backward) and facts.is_scaled
-    leaves_bias = work.in_place and op.dbias is not None and path.update.leaves_bias
-    sums_bias = op.dbias is not None and not leaves_bias
+    has_bias = op.dbias is not None and op.weight not in facts.together.weights  # which move theirs as well
+    leaves_bias = has_bias and work.in_place and path.update.leaves_bias
+    sums_bias = has_bias and not leaves_bias
     made: list[Group] = []
     if facts.is_scaled and not has_scales:
         why = "a row's scale follows from the whole row"

@@ -357,6 +357,14 @@ class GemmGradient(Group):
     leaves_bias: bool
 
 
+@dataclass(frozen=True)
+class GemmUpdates(Group):
+    """dW and db of several layers, none of which waits for another, with the optimizer's step."""
+
+    ops: tuple[ops.DenseBackward, ...]
+    path: Gemm
+
+
 # --- between parts of a network ---
 
 

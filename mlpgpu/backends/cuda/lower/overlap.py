@@ -143,9 +143,14 @@ def _is_written(ctype: str) -> bool:
 def _may_alias(one: Pointer, other: Pointer) -> bool:
     """Whether two arguments may point to the same elements."""
     (name, a), (other_name, b) = one, other
-    names, is_shared = {name, other_name}, a.array in (OUTPUTS, DELTAS)
+    names, is_shared = {_of_a_layer(name), _of_a_layer(other_name)}, a.array in (OUTPUTS, DELTAS)
     are_parts = names <= _SEGMENTS or (is_shared and not names & _WHOLE)
     return a.array == b.array and not (are_parts and a != b)
+
+
+def _of_a_layer(name: str) -> str:
+    """The name of an argument without the number of the layer that is behind it, of a launch of several."""
+    return name.rstrip("0123456789").removesuffix("_")
 
 
 def _conflict(one: Launch, other: Launch) -> bool:

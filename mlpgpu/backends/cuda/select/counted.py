@@ -91,20 +91,61 @@ def cluster_clocks(
     A block waits for each slice, however little there is to multiply: for its latency, for the warps that sum the
     bias's gradient, or for the second-level cache, from which all blocks' slices come.
     """
-    blocks, tiles = math.prod(tile.grid(k, n, multiprocessors)), tile.column_partials(k)
+    blocks = math.prod(tile.grid(k, n, multiprocessors))
+    of_slice, of_block = _cluster_slice_clocks(tile, k, sums_columns=sums_columns)
+    at_once = min(blocks, tile.at_once(multiprocessors))
+    slices = ceil_div(blocks, at_once) * ceil_div(ceil_div(rows, tile.K), tile.split)
+    of_cluster = thresholds.CLUSTER_CLOCKS + of_block * tile.split
+    return slices * max(of_slice, _cached_clocks(tile, at_once, multiprocessors)) + of_cluster
+
+
+def grouped_clocks(tile: ClusterSplitTile, shapes: Sequence[tuple[int, int]], rows: int, multiprocessors: int) -> int:
+    """Of the updates of several weights (k, n) and their biases by such clusters, in one launch.
+
+    Each block has as many slices of rows as any other, and then moves its part of a tile.  A multiprocessor has one
+    after another, as many of them at once as it has room for.
+    """
+    of_slice, _ = _cluster_slice_clocks(tile, shapes[0][0], sums_columns=False)
+    slices, cached = ceil_div(ceil_div(rows, tile.K), tile.split), tile.stage_bytes / thresholds.CACHE_BYTES_PER_CLOCK
+    moved = thresholds.MOVED_BYTES * tile.m * tile.n / tile.split / thresholds.CACHE_BYTES_PER_CLOCK
+    of_block = thresholds.GROUPED_BLOCK_CLOCKS[tile.blocks] + thresholds.GROUPED_CLUSTER_CLOCKS * (tile.split > 1)
+    of_each = tile.split * sum(tile.clusters(k, n) + ceil_div(n, tile.n) for k, n in shapes) / multiprocessors
+    waiting = of_slice if tile.split > 1 else of_slice * thresholds.GROUPED_ALONE_TENTHS / 10
+    waiting += min(1.0, of_each) * cached * thresholds.GROUPED_WAITING_TENTHS / 10
+    return int(max(of_each * (slices * cached + moved + of_block), slices * waiting + moved))
+
+
+def read_late_clocks(operand_format: OperandFormat, shapes: Sequence[tuple[int, int]], rows: int) -> int:
+    """How much longer gradients of weights (k, n) take behind the last delta: where the second-level cache does not
+    hold all that they are made of until then, deltas come from memory."""
+    of_column = 2 * operand_format.components * rows
+    read, deltas = of_column * sum(k + n for k, n in shapes), of_column * sum(n for _, n in shapes)
+    return streamed_clocks(deltas) if read > thresholds.GROUPED_CACHED_BYTES else 0
+
+
+def moving_clocks(tile: Sm90Tile, k: int, n: int, rows: int, multiprocessors: int) -> int:
+    """Of the update of a weight (k, n) by a tile for each block, which moves its part then, counted in the same way."""
+    clusters, at_once = tile.clusters(k, n), max(1, multiprocessors // tile.cluster)
+    share = min(1.0, clusters / at_once)
+    loaded = 2 * tile.K * tile.operand_format.components * (tile.m + tile.n // tile.cluster)
+    is_cached = thresholds.MOVED_BYTES * k * n <= thresholds.GROUPED_CACHED_BYTES
+    rate = thresholds.CACHE_BYTES_PER_CLOCK if is_cached else thresholds.MEMORY_BYTES_PER_CLOCK
+    of_slices = ceil_div(rows, tile.K) * loaded / thresholds.CACHE_BYTES_PER_CLOCK
+    return int(ceil_div(clusters, at_once) * share * (of_slices + thresholds.MOVED_BYTES * tile.m * tile.n / rate))
+
+
+def _cluster_slice_clocks(tile: ClusterSplitTile, k: int, *, sums_columns: bool = True) -> tuple[int, int]:
+    """Of a slice of a block of such a cluster, at least, and of each block whose sums another one reads."""
     of_slices, of_block = (
         (thresholds.CLUSTER_SLICE_CLOCKS, thresholds.CLUSTER_BLOCK_CLOCKS)
         if tile.side == 64
         else (thresholds.LARGE_CLUSTER_SLICE_CLOCKS, thresholds.LARGE_CLUSTER_BLOCK_CLOCKS)
     )
-    of_slice = of_slices[tile.operand_format.components]
+    of_slice, tiles = of_slices[tile.operand_format.components], tile.column_partials(k)
     if tiles is not None and sums_columns:
         rows_summed = ceil_div(tile.K, tiles // tile.split)
         of_slice = max(of_slice, thresholds.CLUSTER_SUMMED_CLOCKS + thresholds.SUMMED_ROW_CLOCKS * rows_summed)
-    at_once = min(blocks, tile.at_once(multiprocessors))
-    slices = ceil_div(blocks, at_once) * ceil_div(ceil_div(rows, tile.K), tile.split)
-    of_cluster = thresholds.CLUSTER_CLOCKS + of_block * tile.split
-    return slices * max(of_slice, _cached_clocks(tile, at_once, multiprocessors)) + of_cluster
+    return of_slice, of_block
 
 
 def _cached_clocks(tile: ClusterSplitTile, blocks: int, multiprocessors: int) -> int:

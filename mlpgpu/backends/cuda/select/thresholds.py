@@ -349,6 +349,24 @@ STRIP_ROWS_CLOCKS, STRIP_SUMS_CLOCKS = 1200, 700
 # 132-21-71-28-223-202-56-274 at 8,192 rows: 16.8, 11.2, 10.8 and 14, in one 36.1, a step 381 -> 363.
 UPDATES_ARE_GROUPED = True
 
+# True: updates on tensor cores, of operands without scales, are one launch as well, behind the last delta, wherever
+# that is counted to take less: by the tiles of clusters, of which those of all layers are one grid.  Larger weights
+# have launches of their own: the three largest of 2869-7405-7405-7405-7405-38 at 128 rows in float32 take 3 % longer
+# so.  A block takes so many clocks beside its slices and bytes, by how many share a multiprocessor, and more if it has
+# others in its cluster; of a weight so many bytes are moved, with its slots and operands; a block that waits for each
+# slice takes so many tenths of what the cache gives longer where the card is full, and one that has its rows alone so
+# many tenths of a slice.  Fitted to 170 launches on an H200, by which 24 steps take 0.67 to 1.0 of the time.
+TENSOR_UPDATES_ARE_GROUPED = True
+GROUPED_MOST_WEIGHTS = 1 << 25
+GROUPED_BLOCK_CLOCKS, GROUPED_CLUSTER_CLOCKS = {1: 10000, 2: 2500, 3: 2000}, 1000
+GROUPED_WAITING_TENTHS, GROUPED_ALONE_TENTHS = 3, 15
+MOVED_BYTES = 20
+GROUPED_CACHED_BYTES = 48 << 20  # of operands, or of a weight, that the second-level cache holds
+MEMORY_BYTES_PER_CLOCK = 17  # of a multiprocessor, where it does not
+
+# More blocks are worth it where they are counted to take so many hundredths of the time, or less.
+GROUPED_HUNDREDTHS = 95
+
 # True: of a step on one stream, updates whose blocks take at most so many tenths of the card run beside the launches
 # that follow them; those on tensor cores where each block has at least so many rows of the batch.  An H100: of 46
 # networks steps of 25 take 0.80 to 0.98 of the time; 132-21-71-28-223-202-56-274 at 8,192 rows 336 -> 308 µs,

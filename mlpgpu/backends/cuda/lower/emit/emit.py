@@ -46,6 +46,7 @@ _EMIT: dict[type[Group], Callable[[Shard, Any], None]] = {
     groups.GemmForwardLoss: gemm.forward_loss,
     groups.GemmInput: gemm.backward_input,
     groups.GemmGradient: gemm.gradient,
+    groups.GemmUpdates: gemm.updates,
     groups.SumOfParts: parts.add,
     groups.JoinedParts: parts.join,
     groups.TakenColumns: parts.take,

@@ -6,14 +6,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import zip_longest
 
 from ..... import plan as ops
 from ... import kernels
-from ...kernels import GemmTile, Sm80Tile, filled_rows, padded_columns, padded_rows
+from ...kernels import ClusterSplitTile, GemmTile, Sm80Tile, ceil_div, filled_rows, padded_columns, padded_rows
 from ...kernels.launches import At, Launch, Map, Value
+from ...select.counted import grouped_clocks
 from ...select.operands import has_own_inputs
-from ..groups import GemmForward, GemmForwardLoss, GemmGradient, GemmInput, SplitColumns, SplitRows
+from ..groups import GemmForward, GemmForwardLoss, GemmGradient, GemmInput, GemmUpdates, SplitColumns, SplitRows
 from .operands import (
     collected_column_scales,
     component_elements,
@@ -227,6 +229,29 @@ def gradient(shard: Shard, group: GemmGradient) -> None:
     )  # fmt: skip
 
 
+def updates(shard: Shard, group: GemmUpdates) -> None:
+    """The updates of several layers, one grid of tiles, of which each layer has some of its bias behind the others."""
+    values, shapes, tiles, tile = dict[str, Value](), list[tuple[int, int]](), 0, group.path.tile
+    assert isinstance(tile, ClusterSplitTile)
+    for number, op in enumerate(group.ops):
+        k, n = shard.shapes[op.weight]
+        x, dz = _gradient_sources(shard, op, tile)
+        moved = {name: value for name, value in shard.updated(op).items() if name.startswith(("weight", "bias"))}
+        of_layer = {
+            "x_components": x, "dz_components": dz, "dz": _columns_of(shard, op.dz, op.dweight), **moved,
+            "w_components": weight_components(shard, op.weight), "k": k, "n": n, "first": tiles,
+        }  # fmt: skip
+        values |= {f"{name}_{number}": value for name, value in of_layer.items()}
+        tiles += tile.clusters(k, n) + (ceil_div(n, tile.n) if op.dbias else 0)
+        shapes.append((k, n))
+    lengths = {"clocks": grouped_clocks(tile, shapes, shard.rows, shard.multiprocessors)}
+    launch = shard.launch(
+        group, kernels.tensor_backward_updates(shard.rule, tile, len(group.ops)), (tile.split * tiles, 1, 1), **values,
+        totals=At("totals"), size=shard.slot_pitch, capacity=shard.rows, prefetch=0,
+    )  # fmt: skip
+    shard.launches.append(replace(launch, lengths=lengths))
+
+
 def received_update(shard: Shard, group: GemmGradient, received: At, slots: At | None, slot_pitch: int) -> Launch:
     """The gradient, to which that of the other shard is added, and the weight's step; its bias is moved elsewhere."""
     op, tile = group.op, group.path.tile
@@ -245,12 +270,9 @@ def _moved_components(shard: Shard, weight: str) -> Value:
 
 
 def _gradient_operands(shard: Shard, group: GemmGradient) -> dict[str, Value]:
-    op, tile = group.op, group.path.tile
+    op = group.op
     k, n = shard.shapes[op.weight]
-    x_source, dz_source = _sources(
-        tile, (_input_components(shard, op), shard.rows, k), (_columns_of(shard, op.dz, op.dweight), shard.rows, n),
-        a_inner=False, b_inner=False,
-    )  # fmt: skip
+    x_source, dz_source = _gradient_sources(shard, op, group.path.tile)
     return {
         "x_components": x_source, "x_stride": component_elements(shard, k), "dz_components": dz_source,
         "dz_stride": component_elements(shard, n),
@@ -258,6 +280,13 @@ def _gradient_operands(shard: Shard, group: GemmGradient) -> dict[str, Value]:
         "w_row_scales": weight_words(shard, op.weight)["row_scales"], "dz_column_scales": _delta_columns(shard, op.dz),
         "x": floats(shard, op.x), "dz": floats(shard, op.dz), "prefetch": 0, "k": k, "n": n,
     }  # fmt: skip
+
+
+def _gradient_sources(shard: Shard, op: ops.DenseBackward, tile: GemmTile) -> tuple[Value, Value]:
+    """What a weight's gradient is made of."""
+    k, n = shard.shapes[op.weight]
+    x, dz = (_input_components(shard, op), shard.rows, k), (_columns_of(shard, op.dz, op.dweight), shard.rows, n)
+    return _sources(tile, x, dz, a_inner=False, b_inner=False)
 
 
 def _bias_partials(shard: Shard, group: GemmGradient, bias: Value) -> At:
