@@ -36,7 +36,7 @@ from typing import Any
 import map_kept
 import map_report
 from map_contenders import JAX_CACHE, LIBRARIES, OURS
-from map_measure import Compilers, Measurer, Options, ProcessLost, tell
+from map_measure import REFERENCES, Compilers, Measurer, Options, ProcessLost, tell
 from map_points import BOUNDS, Point, draw, grid
 from plain_environment import begin_without_limits
 
@@ -194,6 +194,7 @@ def main() -> None:
         # The processes inherit these.
         os.environ[JAX_CACHE] = str(folder / "jax")
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "torch")
+        os.environ[REFERENCES] = temporary
         if points:
             try:
                 run(

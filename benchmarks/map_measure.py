@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -36,6 +37,7 @@ LOSS_TOLERANCES = {  # relative, of a first epoch's mean loss
     "tf32": 1e-2,
     "bfloat16": 3e-2,
 }
+REFERENCES = "MLPGPU_MAP_REFERENCES"  # the environment variable that names the folder of steps in float64
 ERROR_FLOPS = {"cuda": 4e10, "cpu": 4e9}  # of a step: the most of which one in float64 is affordable
 PAUSES = {"cuda": 0.0, "cpu": 0.1}  # before a turn, in which threads of the turn before stop to spin
 PEER_PACKAGES = ("torch", "jax", "scikit-learn")
@@ -122,9 +124,36 @@ def _errors(
     steps: dict[str, list[np.ndarray]], line: dict[str, Any],
 ) -> None:  # fmt: skip
     if steps:
-        expected = contenders.reference(point, arrays, order)
+        expected = kept_reference(point) or contenders.reference(point, arrays, order)
         for name, step in steps.items():
             line["contenders"][name]["error"] = contenders.error_of(step, expected)
+
+
+def keep_reference(point: Point) -> None:
+    """Leave a point's step in float64 for the process that measures, while that has nothing to do."""
+    path, workload = _of_reference(point), point.workload
+    if path is None or path.exists():
+        return
+    order = Sampling(workload.rows, workload.batch_size, seed=0).order(0)
+    being_made = path.with_suffix(f".{os.getpid()}.npz")
+    np.savez(being_made, *contenders.reference(point, workload.arrays(), order))
+    being_made.replace(path)
+
+
+def kept_reference(point: Point) -> list[np.ndarray] | None:
+    """What :func:`keep_reference` left, if it did; its file goes."""
+    path = _of_reference(point)
+    if path is None or not path.exists():
+        return None
+    with np.load(path) as kept:
+        found = [kept[f"arr_{number}"] for number in range(len(kept.files))]
+    path.unlink()
+    return found
+
+
+def _of_reference(point: Point) -> Path | None:
+    folder = os.environ.get(REFERENCES)
+    return Path(folder) / f"{point.seed}-{point.number}.npz" if folder else None
 
 
 def _costliest(
@@ -239,7 +268,9 @@ def _compile(library: str, module: Any, point: Point, options: Options, end: flo
     few = replace(workload, rows=2 * workload.batch_size)
     arrays = few.arrays()
     if library == OURS:
-        # No step runs, since JAX's compiler measures kernels on the card meanwhile.
+        if workload.flops <= ERROR_FLOPS[options.backend]:
+            keep_reference(point)
+        # No step runs on the card, since JAX's compiler measures kernels on the card meanwhile.
         for changed in ({}, *(contenders.WAYS.values() if options.ways else ())):
             with thresholds_of(changed):
                 bench.Epochs(few.trainer(backend=options.backend, precision=point.precision), few.dataset(arrays))

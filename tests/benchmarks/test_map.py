@@ -157,6 +157,25 @@ def test_the_error_of_a_step_is_relative_and_never_passes_nan(script: ModuleType
     assert np.isnan(map_contenders.error_of([expected[0], np.array([np.nan])], expected))
 
 
+def test_a_reference_that_was_made_ahead_is_read_once(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import map_contenders
+    import map_measure
+
+    point = dataclasses.replace(script.draw("first", 3, script.BOUNDS["cpu"]), workload=SMALL)
+    map_measure.keep_reference(point)
+    assert map_measure.kept_reference(point) is None  # nobody named a folder
+    monkeypatch.setenv(map_measure.REFERENCES, str(tmp_path))
+    map_measure.keep_reference(point)
+    assert len(list(tmp_path.iterdir())) == 1
+    order = map_measure.Sampling(point.workload.rows, point.workload.batch_size, seed=0).order(0)
+    expected = map_contenders.reference(point, point.workload.arrays(), order)
+    found = map_measure.kept_reference(point)
+    assert found is not None and all(map(np.array_equal, found, expected)) and len(found) == len(expected)
+    assert map_measure.kept_reference(point) is None and not list(tmp_path.iterdir())
+
+
 def test_a_ratio_is_of_the_fastest_contender_of_a_library(script: ModuleType) -> None:
     import map_measure
 
