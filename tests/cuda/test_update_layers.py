@@ -376,6 +376,8 @@ def test_what_one_launch_moves_is_chosen_by_counts() -> None:
     assert "one launch moves 3 layers" in found.why
     large = moved_together({**shapes, "d": (8192, 8192)}, replace(work, rows=1024))
     assert large.weights == {"a", "b", "c"}  # the others' launches end no later so
+    many = moved_together({f"{number}": (64, 64) for number in range(40)}, replace(work, rows=1024))
+    assert len(many.weights) == thresholds.GROUPED_MOST_LAYERS
     for other in (
         replace(work, in_place=False),
         replace(work, operand_format=kernels.HALF_PAIR),

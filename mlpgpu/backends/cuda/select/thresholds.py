@@ -358,6 +358,7 @@ UPDATES_ARE_GROUPED = True
 # many tenths of a slice.  Fitted to 170 launches on an H200, by which 24 steps take 0.67 to 1.0 of the time.
 TENSOR_UPDATES_ARE_GROUPED = True
 GROUPED_MOST_WEIGHTS = 1 << 25
+GROUPED_MOST_LAYERS = 16  # each block goes through all of them to find its own
 GROUPED_BLOCK_CLOCKS, GROUPED_CLUSTER_CLOCKS = {1: 10000, 2: 2500, 3: 2000}, 1000
 GROUPED_WAITING_TENTHS, GROUPED_ALONE_TENTHS = 3, 15
 MOVED_BYTES = 20
