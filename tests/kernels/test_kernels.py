@@ -88,6 +88,8 @@ def test_the_comparison_tells_wrong_from_right() -> None:
 
 # --- planted faults ---
 
+UPDATES_OF_TWO = kernels.tensor_backward_updates("Adam", kernels.cluster_split_tiles(kernels.BFLOAT16_PAIR)[1], 2)
+
 
 def cases_of(entries: Iterable[Entry]) -> list[Case]:
     wanted = set(entries)
@@ -574,6 +576,48 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "tile = place % tiles, which = place / tiles",
         "tile = place / layer.parts, which = place / tiles",
         kernels.update_layers("Adam", kernels.WARP_SPLIT_WEIGHT, by_parts=True),
+    ),
+    "a block given to the layer before its own": (
+        "fused/tensor_updates.cuh",
+        "if (tile >= each.first) of = each;",
+        "if (tile > each.first) of = each;",
+        UPDATES_OF_TWO,
+    ),
+    "a second layer's tiles counted from the grid's first one": (
+        "fused/tensor_updates.cuh",
+        "    tile -= of.first;\n",
+        "",
+        UPDATES_OF_TWO,
+    ),
+    "components of dz taken a row too near each other": (
+        "fused/tensor_updates.cuh",
+        "padded_rows(capacity) * padded_columns(of.n), rows.count",
+        "(padded_rows(capacity) - 1) * padded_columns(of.n), rows.count",
+        UPDATES_OF_TWO,
+    ),
+    "a bias summed by the first block of its cluster alone": (
+        "fused/tensor_updates.cuh",
+        "of_bias * T::N + blockIdx.x % Product::BLOCKS * (T::N / Product::BLOCKS)",
+        "of_bias * T::N",
+        UPDATES_OF_TWO,
+    ),
+    "half of a bias's sums left out": (
+        "fused/tensor_updates.cuh",
+        "int half = LANES / 2; half > 0",
+        "int half = LANES / 4; half > 0",
+        UPDATES_OF_TWO,
+    ),
+    "barrier removed before a bias's sums are read": (
+        "fused/tensor_updates.cuh",
+        "sum;\n        __syncthreads();\n        if (lane < half)",
+        "sum;\n        if (lane < half)",
+        UPDATES_OF_TWO,
+    ),
+    "a bias moved while the launch before makes its delta": (
+        "fused/tensor_updates.cuh",
+        "    pdl_wait_and_trigger();\n    end.begin();",
+        "    end.begin();",
+        UPDATES_OF_TWO,
     ),
     "rows of dz staged second left out": (
         "dense/small_n_update.cuh",
