@@ -376,6 +376,10 @@ def test_what_one_launch_moves_is_chosen_by_counts() -> None:
     assert "one launch moves 3 layers" in found.why
     large = moved_together({**shapes, "d": (8192, 8192)}, replace(work, rows=1024))
     assert large.weights == {"a", "b", "c"}  # the others' launches end no later so
+    for others in ({}, {"e": (8192, 8192)}, {"c": (36, 915)}):  # too few are left to go together
+        assert not moved_together({"d": (8192, 8192), **others}, replace(work, rows=1024)).weights
+    alone = moved_together({"c": (36, 915)}, replace(work, rows=1024))
+    assert alone.weights == {"c"}  # whose bias needs no launch of its own
     many = moved_together({f"{number}": (64, 64) for number in range(40)}, replace(work, rows=1024))
     assert len(many.weights) == thresholds.GROUPED_MOST_LAYERS
     for other in (

@@ -65,7 +65,8 @@ def moved_together(shapes: Mapping[str, tuple[int, int]], work: Work) -> MovedTo
     clocks = {name: _moving_clocks(operand_format, *shapes[name], work) for name in ordered}
     known = least = sum(clocks.values()) + of_launch  # which moves the biases
     best = MovedTogether("one launch is counted to take no less")
-    for count in range(min(2, len(ordered)), min(len(ordered), thresholds.GROUPED_MOST_LAYERS) + 1):
+    fewest = min(2, len(shapes))  # a layer alone gains the launch of its bias
+    for count in range(fewest, min(len(ordered), thresholds.GROUPED_MOST_LAYERS) + 1):
         weights, others = ordered[:count], [clocks[name] for name in ordered[count:]]
         tile, together = _grouped_tile(operand_format, [shapes[name] for name in weights], work)
         rest = sum(others) + of_launch * (count < len(shapes))
