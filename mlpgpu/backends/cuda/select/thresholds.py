@@ -355,7 +355,7 @@ UPDATES_ARE_GROUPED = True
 # so.  A block takes so many clocks beside its slices and bytes, by how many share a multiprocessor, and more if it has
 # others in its cluster; of a weight so many bytes are moved, with its slots and operands; a block that waits for each
 # slice takes so many tenths of what the cache gives longer where the card is full, and one that has its rows alone so
-# many tenths of a slice.  Fitted to 170 launches on an H200, by which 24 steps take 0.67 to 1.0 of the time.
+# many tenths of a slice.  Fitted to 133 launches on an H200; by their fastest 14 steps take 0.67 to 1.0 of the time.
 TENSOR_UPDATES_ARE_GROUPED = True
 GROUPED_MOST_WEIGHTS = 1 << 25
 GROUPED_MOST_LAYERS = 16  # each block goes through all of them to find its own
