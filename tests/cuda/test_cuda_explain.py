@@ -173,6 +173,9 @@ def test_flops_are_those_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
             assert sum(flops(launch, step.capacity) for launch in low.evaluation) == of_evaluation, (seed, arch)
             check_extents(low, -(-step.capacity // step.shards))
             missing -= {family(launch.entry) for launch in low.launches()}
+            with patch.object(thresholds, "WHOLE_BATCHES_ARE_COUNTED", False):
+                low = lower(step, multiprocessors=132, source="float32", arch=arch)
+                missing -= {family(launch.entry) for launch in low.launches()}
             with patch.object(thresholds, "ROW_STEP_IS_USED", True):
                 low = lower(step, multiprocessors=132, source="float32", arch=arch)
             if any(family(launch.entry) == "row_step" for launch in low.launches()):

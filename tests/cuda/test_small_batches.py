@@ -343,6 +343,63 @@ def test_an_epoch_whose_last_layer_has_a_head_by_rows_and_strips(
     check_exact(epoch, host)
 
 
+def test_few_inputs_are_multiplied_from_registers_and_moved_by_strips_of_rows() -> None:
+    """Where tiles of few terms fill the card, in steps alone."""
+    many = of(8192, operand_format=None)
+    path = dense_path(6, 768, many)
+    assert isinstance(path.forward, Simt) and path.forward.tile == kernels.SHORT_TILES[0]
+    assert isinstance(path.update, Strips) and path.update.tile == kernels.strip(6, 768) == kernels.STRIPS[-2]
+    assert "k = 6 ≤ 8" in path.forward.why and "k = 6 ≤ 8" in path.update.why
+    of_more = dense_path(16, 768, many).forward
+    assert isinstance(of_more, Simt) and of_more.tile == kernels.SHORT_TILES[1]
+    others = (
+        (17, 768, many),
+        (6, 768, of(512, operand_format=None)),
+        (6, 768, dataclasses.replace(many, is_training=False)),
+    )
+    for other in others:
+        forward = dense_path(*other).forward
+        assert not isinstance(forward, Simt) or forward.tile not in kernels.SHORT_TILES
+    with patch.object(thresholds, "SHORT_TILES_ARE_USED", False):
+        forward = dense_path(6, 768, many).forward
+        assert not isinstance(forward, Simt) or forward.tile not in kernels.SHORT_TILES
+
+
+@pytest.mark.parametrize("by_order", [True, False])
+@pytest.mark.parametrize("inputs", [3, 13])
+def test_an_epoch_whose_first_layer_has_few_inputs(
+    inputs: int, by_order: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full batch, whose last block and part have fewer rows, and one so short that some have none."""
+    for name, value in {"ROW_STEP_IS_USED": False, "ADDED_PARTS_CLOCKS": 0, "LAUNCH_CLOCKS": 0}.items():
+        monkeypatch.setattr(thresholds, name, value)
+    for name, rows in {"BATCH_SIZE": 700, "LAST_BATCH": 20}.items():
+        monkeypatch.setattr(epochs, name, rows)
+    layers: list[Layer] = [Dense(inputs, 300, "gelu"), Dropout(0.2), Dense(300, 40)]
+    epoch = Epoch(layers, {}, rates=(0.1, 0.02), precision="float32-ieee", as_bytes=not by_order)
+    host = HostProgram(epoch.plan, epoch.data, epoch.sampling, arch="sm_75", multiprocessors=8)
+    names = [launch.entry.name for shard in host.low.shards for launch in shard]
+    assert sum("_short_" in name for name in names) == 1
+    assert sum(name.endswith(f"_strip_{4 if inputs == 3 else 16}x128") for name in names) == 1
+    check_exact(epoch, host)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_an_epoch_whose_first_layer_is_moved_as_a_flat_array(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full batch and one of a row, by rows of W that are no vectors."""
+    for name, value in {"WHOLE_BATCH_LEAST_WEIGHTS": 1, "ROW_STEP_IS_USED": False}.items():
+        monkeypatch.setattr(thresholds, name, value)
+    for name, value in {"BATCH_SIZE": rows, "LAST_BATCH": 1}.items():
+        monkeypatch.setattr(epochs, name, value)
+    layers: list[Layer] = [Dense(37, 41, "gelu"), Dense(41, 36, "tanh", bias=False), Dense(36, 40)]
+    options = {"optimizer": OPTIMIZERS["Adam"](0.1)}
+    epoch = Epoch(layers, options, rates=(0.1, 0.02), precision="float32-ieee")
+    host = HostProgram(epoch.plan, epoch.data, epoch.sampling, arch="sm_90a", multiprocessors=8)
+    names = [launch.entry.name for shard in host.low.shards for launch in shard]
+    assert f"dense_update_outer_products_Adam_{rows}" in names
+    check_exact(epoch, host)
+
+
 # --- all layers of a step counted together ---
 
 
@@ -743,7 +800,8 @@ def test_blocks_share_k_where_columns_make_few(k: int, n: int, rows: int, split:
     path = dense_path(k, n, of(rows))
     assert isinstance(path.forward, WholeBatch) and path.forward.split == split
     assert str(path.forward).endswith(f"k by {split} blocks") == (split > 1)
-    assert isinstance(path.dx, WholeBatch) and path.dx == path.update and path.dx.split == 1
+    assert isinstance(path.dx, WholeBatch) and path.dx.split == 1
+    assert isinstance(path.update, WholeBatch) and dataclasses.replace(path.update, flat=None) == path.dx
     older = dense_path(k, n, of(rows, setting=dataclasses.replace(STEP.setting, arch="sm_80"))).forward
     assert isinstance(older, WholeBatch) and older.split == 1
 
@@ -816,6 +874,7 @@ def test_fragments_pass_from_layer_to_layer() -> None:
     with (
         patch.object(thresholds, "TENSOR_WHOLE_BATCH_LEAST_WEIGHTS_OF_MORE", 1),
         patch.object(thresholds, "TENSOR_WHOLE_BATCH_MOST_ROWS", {False: 64, True: 64}),
+        patch.object(thresholds, "WHOLE_BATCHES_ARE_COUNTED", False),
     ):
         low = lowered(plan, 132, arch="sm_90a")
     launches = [launch for shard in low.shards for launch in shard if "fragments" in launch.entry.name]
@@ -883,9 +942,9 @@ def test_an_epoch_of_passes_on_tensor_cores(case: str, precision: str, monkeypat
 
 
 def test_a_layer_that_keeps_the_whole_batch_makes_dx_and_moves_in_one_launch() -> None:
-    plan = make_plan([Dense(300, 200, "relu"), Dense(200, 150, "tanh"), Dense(150, 128)], capacity=20)
+    plan = make_plan([Dense(300, 200, "relu"), Dense(200, 150, "tanh"), Dense(150, 128)], capacity=15)
     launches = [launch for shard in lowered(plan, 132, arch="sm_90a").shards for launch in shard]
-    backward = [launch for launch in launches if launch.entry.name == "dense_backward_whole_batch_Momentum_32"]
+    backward = [launch for launch in launches if launch.entry.name == "dense_backward_whole_batch_Momentum_16"]
     numbers = [kernels.activation_number(name) for name in ("tanh", "relu", "identity")]
     assert len(backward) == 3 and [launch.values["activation"] for launch in backward] == numbers
     assert [launch.values["dx"] is None for launch in backward] == [False, False, True]
@@ -894,11 +953,45 @@ def test_a_layer_that_keeps_the_whole_batch_makes_dx_and_moves_in_one_launch() -
 
 def test_a_dropout_is_part_of_the_launches_around_it() -> None:
     layers = [Dense(300, 200, "relu"), Dropout(0.4), Dense(200, 150), Dropout(0.2), Dense(150, 128)]
-    low = lowered(make_plan(layers, capacity=20), 132, arch="sm_90a")
+    low = lowered(make_plan(layers, capacity=15), 132, arch="sm_90a")
     launches = [launch for shard in low.shards for launch in shard]
     assert not any(launch.entry.name.startswith(("dropout", "activation")) for launch in launches)
     whole = [launch for launch in launches if "whole_batch" in launch.entry.name]
     assert [launch.values["keep"] for launch in whole] == [1 / 0.6, 1.25, 0.0, 1.25, 1 / 0.6, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("k", "n", "rows", "operand_format", "keeps"),
+    [(307, 1112, 20, BFLOAT16_TRIPLE, False), (279, 1082, 32, BFLOAT16, False), (512, 512, 16, BFLOAT16_TRIPLE, True),
+     (1888, 1024, 16, BFLOAT16_PAIR, True), (512, 512, 15, BFLOAT16, True), (4096, 4096, 32, HALF, True),
+     (1536, 335, 32, BFLOAT16_PAIR, False), (3072, 3072, 19, BFLOAT16_TRIPLE, True)],
+)  # fmt: skip
+def test_few_rows_keep_the_whole_batch_where_tiles_are_counted_to_take_longer(
+    k: int, n: int, rows: int, operand_format: OperandFormat, keeps: bool
+) -> None:
+    work = of(rows, operand_format=operand_format, tensor_shapes=None)
+    layers = [CountedLayer(64, k, makes_dx=False), CountedLayer(k, n, follows=True), CountedLayer(n, 64, follows=True)]
+    step = count_step(layers, work)
+    shapes = step.shapes if step is not None else frozenset()
+    assert ((k, n) in shapes) != keeps
+    path = dense_path(k, n, dataclasses.replace(work, tensor_shapes=shapes))
+    assert isinstance(path.forward, WholeBatch) == keeps == isinstance(path.update, WholeBatch)
+    with patch.object(thresholds, "WHOLE_BATCHES_ARE_COUNTED", False):
+        step = count_step(layers, work)
+        assert step is None or (k, n) not in step.shapes
+
+
+def test_weights_whose_dx_nobody_reads_are_moved_as_flat_arrays() -> None:
+    """By at most two rows, and by four where rows of W are no vectors."""
+    for (k, n, rows), flat in {(300, 400, 1): 1, (300, 400, 2): 2, (300, 401, 3): 4, (300, 400, 4): None,
+                               (300, 401, 5): None}.items():  # fmt: skip
+        update = dense_path(k, n, of(rows)).update
+        assert isinstance(update, WholeBatch) and update.flat == flat
+    low = lowered(make_plan([Dense(300, 401, "relu"), Dense(401, 128)], capacity=2), 132, arch="sm_90a")
+    names = [launch.entry.name for shard in low.shards for launch in shard]
+    assert "dense_update_outer_products_Momentum_2" in names and "dense_backward_whole_batch_Momentum_4" in names
+    with patch.object(thresholds, "OUTER_PRODUCTS_ARE_USED", False):
+        assert dense_path(300, 401, of(2)).update == dense_path(300, 401, of(2)).dx
 
 
 # --- switched off ---

@@ -737,7 +737,37 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "gemm/strip.cuh",
         "    __syncthreads();\n    for (int element",
         "    for (int element",
-        kernels.dense_backward_update_by_parts("Adam", kernels.STRIPS[-1]),
+        kernels.dense_backward_update_by_parts("Adam", kernels.STRIPS[3]),
+    ),
+    "rows behind the last one added to a bias by a strip of few rows": (
+        "gemm/strip.cuh",
+        "if (k0 + i < k_end && n < from_b.outer) four",
+        "if (n < from_b.outer) four",
+        kernels.dense_backward_update_by_parts("SGD", kernels.STRIPS[-1]),
+    ),
+    "sums of columns left before a strip's own are read": (
+        "gemm/strip.cuh",
+        "    __syncthreads();\n    put_columns(shared);",
+        "    put_columns(shared);",
+        kernels.dense_backward_update_by_parts("Momentum", kernels.STRIPS[-2]),
+    ),
+    "a tile of few terms multiplied before all inputs are there": (
+        "gemm/strip.cuh",
+        "    __syncthreads();\n#pragma unroll 2",
+        "#pragma unroll 2",
+        kernels.dense_forward("relu", kernels.SHORT_TILES[0]),
+    ),
+    "a quad's elements of the next row moved by the row's own input": (
+        "whole_batch/outer_products.cuh",
+        "next_row = min(row + 1, k - 1);",
+        "next_row = min(row, k - 1);",
+        kernels.dense_update_outer_products("SGD", 2),
+    ),
+    "a bias moved by the rows of another shard": (
+        "whole_batch/outer_products.cuh",
+        "sum += dz[static_cast<int64_t>(rows.first + r) * n + column];",
+        "sum += dz[static_cast<int64_t>(r) * n + column];",
+        kernels.dense_update_outer_products("SGD", 2),
     ),
     "a tile moved before all parts have arrived": (
         "dense/split_k.cuh",

@@ -12,6 +12,7 @@ from helpers import EPS32
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import (
+    SHORT_TILES,
     SPLIT_SM80,
     SPLIT_SM90,
     TILES,
@@ -475,14 +476,32 @@ def warp_split_cases() -> Iterator[Case]:
     for batch, k in product((whole(33), Batch(33, 68, 2)), (35, 132)):
         yield dense_backward_update_by_parts("Momentum", batch, k, 36, 16, 3, fetched=True)
     for strips in kernels.STRIPS:
+        few = min(strips.m, strips.n)
+
+        def shape(long: int, short: int, strips: kernels.StripTile = strips) -> tuple[int, int]:
+            return (long, short) if strips.n < strips.m else (short, long)
+
         for rule in kernels.RULES:
-            yield dense_backward_update_by_parts(rule, whole(70), 35, strips.n, part=32, parts=3, tile=strips)
-        for rows, k, n in ((1, 1, 1), (513, 128, strips.n), (257, 260, strips.n // 2 + 1), (64, 516, strips.n)):
+            yield dense_backward_update_by_parts(rule, whole(70), *shape(35, few), part=32, parts=3, tile=strips)
+        for rows, long, short in ((1, 1, 1), (513, 128, few), (257, 260, few // 2 + 1), (64, 516, few)):
             yield dense_backward_update_by_parts(
-                "Adam", whole(rows), k, n, part=96, parts=6, plain=rows % 2 == 0, tile=strips
+                "Adam", whole(rows), *shape(long, short), part=96, parts=6, plain=rows % 2 == 0, tile=strips
             )
-        for batch, k in product((*batches(65), Batch(33, 68, 2)), (35, 132)):
-            yield dense_backward_update_by_parts("SGD", batch, k, strips.n, 32, 3, fetched=k == 132, tile=strips)
+        for batch, long in product((*batches(65), Batch(33, 68, 2)), (35, 132)):
+            yield dense_backward_update_by_parts(
+                "SGD", batch, *shape(long, few), 32, 3, fetched=long == 132, tile=strips
+            )
+    for short in SHORT_TILES:
+        for rows, k, n in ((1, 1, 1), (127, short.k, 129), (130, short.k - 1, 127), (300, short.k - 3, 260)):
+            yield dense_forward("relu", short, whole(rows), normal(rows, k), normal(k, n))
+            yield dense_forward("tanh", short, whole(rows), normal(rows, k), normal(k, n), rate=0.25)
+        for activation in ACTIVATIONS:
+            yield dense_forward(activation, short, whole(3), 3 * normal(3, 5), normal(5, 6))
+            yield dense_forward(activation, short, whole(3), 3 * normal(3, 5), normal(5, 37), rate=0.25)
+        for batch in (*batches(65), Batch(33, 68, 2)):
+            x = normal(batch.capacity, 4)
+            yield dense_forward("gelu", short, batch, x, normal(4, 36), fetched=True)
+            yield dense_forward("gelu", short, batch, x, normal(4, 36), plain=True)
     yield dense_backward_weight(tile, whole(33), 36, 40, plain=True, shift=True)
     yield dense_backward_update("SGD", tile, whole(34), 36, 40, special=np.nan)
 

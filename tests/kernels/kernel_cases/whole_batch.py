@@ -228,7 +228,35 @@ def dense_backward_whole_batch(
     )  # fmt: skip
 
 
+def dense_update_outer_products(
+    rule: str, most: int, batch: Batch, k: int, n: int, *, plain: bool = False, fetched: bool = False
+) -> Case:
+    """``plain`` is without a bias."""
+    (x, given), dz = input_of(batch, k, fetched=fetched), batch.rows_of(1 - normal(batch.capacity, n))
+    gradients = weight_gradient(x, dz, batch.part, 0.0)
+    of_parameters = {"weight": gradients["dw"]} | ({} if plain else {"bias": gradients["db"]})
+    moved, outputs, constants = stepped(rule, of_parameters)
+    return Case(
+        f"{batch}-{k}x{n}" + "-plain" * plain + "-fetched" * fetched,
+        kernels.dense_update_outer_products(rule, most), kernels.outer_products_grid(k, n),
+        {**batch.args, **given, "dz": dz, **moved, "k": k, "n": n}, outputs, constants,
+    )  # fmt: skip
+
+
+def outer_product_cases() -> Iterator[Case]:
+    """Rows of W that begin anywhere, quads that end in the next row, blocks that end in W, shards without rows."""
+    for most in kernels.OUTER_PRODUCTS:
+        for k, n in ((1, kernels.OUTER_PRODUCTS_LEAST_COLUMNS), (3, 5), (2, 512), (9, 1030), (40, 389), (5, 7)):
+            yield dense_update_outer_products("Adam", most, whole(most), k, n)
+            yield dense_update_outer_products("Momentum", most, whole(most // 2 + 1), k, n, plain=True)
+        for rule in kernels.RULES:
+            yield dense_update_outer_products(rule, most, whole(most), 5, 300)
+        for batch in batches(most):
+            yield dense_update_outer_products("SGD", most, batch, 7, 301, fetched=True)
+
+
 def whole_batch_cases() -> Iterator[Case]:
+    yield from outer_product_cases()
     # Around the borders of slices, warps' rows of W and blocks; rows begin anywhere where a width is no multiple of 4.
     sizes = [(1, 1), (2, 3), (15, 17), (16, 16), (17, 15), (18, 130), (131, 33), (132, 36), (300, 260)]
     sizes += [(35, 513), (3, 1100), (6, 1103)]

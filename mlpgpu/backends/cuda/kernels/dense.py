@@ -99,19 +99,24 @@ WARP_SPLIT_WEIGHT = WarpSplitWeightTile(32, 16)
 
 @dataclass(frozen=True)
 class StripTile(BlockTile):
-    """A strip of a weight of few columns, whose k are a batch's rows: ``StripTile<n>`` of gemm/strip.cuh."""
+    """A strip of a weight of few columns or few rows, whose k are a batch's rows: ``StripTile<n>`` or
+    ``RowStripTile<m>`` of gemm/strip.cuh."""
 
     main_loop: ClassVar[str | None] = "gemm/strip.cuh"
     blocks: ClassVar[int] = 2
-    K: ClassVar[int] = 32  # rows of the batch, that a block has in flight
+
+    @property
+    def K(self) -> int:
+        """Rows of the batch that a block has in flight."""
+        return 32 if self.n < self.m or self.m > 8 else 64
 
     @property
     def shared_bytes(self) -> int:
-        """The sums of a strip and of its columns for each of eight warps."""
-        return 4 * 8 * (self.m + 1) * self.n
+        """The sums of a strip for each of eight warps."""
+        return 4 * 8 * self.m * self.n
 
     def __str__(self) -> str:
-        return f"StripTile<{self.n}>"
+        return f"StripTile<{self.n}>" if self.n < self.m else f"RowStripTile<{self.m}>"
 
     @property
     def name(self) -> str:
@@ -119,12 +124,38 @@ class StripTile(BlockTile):
         return f"strip_{self.m}x{self.n}"
 
 
-STRIPS: tuple[StripTile, ...] = tuple(StripTile(128, n) for n in (1, 2, 4, 8))
+STRIPS: tuple[StripTile, ...] = (
+    *(StripTile(128, n) for n in (1, 2, 4, 8)), *(StripTile(m, 128) for m in (4, 8, 16)),
+)  # fmt: skip
 
 
-def strip(n: int) -> StripTile | None:
-    """Of STRIPS the narrowest that has n columns, if there is one."""
-    return next((tile for tile in STRIPS if n <= tile.n), None)
+def strip(k: int, n: int) -> StripTile | None:
+    """Of STRIPS the narrowest that has all columns or all rows of a weight (k, n), if there is one."""
+    return next((tile for tile in STRIPS if (n <= tile.n < tile.m) or (k <= tile.m < tile.n)), None)
+
+
+@dataclass(frozen=True)
+class ShortTile(BlockTile):
+    """A tile of at most k terms that multiply-adds compute: ``ShortTile<k>`` of gemm/strip.cuh."""
+
+    k: int
+    main_loop: ClassVar[str | None] = "gemm/strip.cuh"
+
+    @property
+    def shared_bytes(self) -> int:
+        """A slice of A."""
+        return 4 * self.m * self.k
+
+    def __str__(self) -> str:
+        return f"ShortTile<{self.k}>"
+
+    @property
+    def name(self) -> str:
+        """The tile as part of an entry's name."""
+        return f"short_{self.k}"
+
+
+SHORT_TILES: tuple[ShortTile, ...] = (ShortTile(128, 128, 8), ShortTile(128, 128, 16))
 
 
 @dataclass(frozen=True)
@@ -198,7 +229,7 @@ def _tiled(
     header: str,
     name: str,
     epilogue: str,
-    tile: SimtTile | WarpSplitTile | SplitSm80Tile | SplitSm90Tile | StripTile,
+    tile: SimtTile | WarpSplitTile | SplitSm80Tile | SplitSm90Tile | StripTile | ShortTile,
     rest: str,
     *,
     spill_bytes: int = 0,
@@ -229,7 +260,7 @@ def _tiled(
 INPUT_SIGNATURE = "const float* x[rows,k], const int* order[rows]"
 
 
-def dense_forward(activation: str, tile: SimtTile | WarpSplitTile, *, drops: bool = False) -> Entry:
+def dense_forward(activation: str, tile: SimtTile | WarpSplitTile | ShortTile, *, drops: bool = False) -> Entry:
     """Outputs, or if it ``drops`` some what a dropout leaves of them."""
     rest = (
         f"{INPUT_SIGNATURE}, const float* w[k,n], const float* b[n], float* z[rows,n], float* y[rows,n], {DROPS}, "
@@ -501,6 +532,7 @@ def dense_entries() -> list[Entry]:
         for tile, drops in product(row_tiles, (False, True)):
             entries.append(dense_forward(activation, tile, drops=drops))
             entries.append(dense_backward_input(activation, tile, drops=drops))
+        entries += [dense_forward(activation, tile, drops=drops) for tile in SHORT_TILES for drops in (False, True)]
         entries.append(dense_forward_sum_partials(activation))
     tiles: tuple[SimtTile | WarpSplitTile | SplitSm80Tile | str, ...] = (
         *TILES, WARP_SPLIT_WEIGHT, SPLIT_SM80, "small_n", "few_columns", "large_k",

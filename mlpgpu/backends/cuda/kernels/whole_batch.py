@@ -13,6 +13,9 @@ WHOLE_BATCH_SPLITS = (1, 2, 4, 8)  # blocks of a cluster that share the slices o
 WHOLE_BATCH_WARPS, WHOLE_BATCH_COLUMNS = 8, 64  # of a block of the backward pass; of W, that a warp moves at a time
 _LANE_ROWS = 2  # of W, that such a warp moves at a time
 
+# Of OuterProducts: the most rows; as many elements as a thread moves, which a weight has columns at least; threads.
+OUTER_PRODUCTS, OUTER_PRODUCTS_LEAST_COLUMNS, _OUTER_PRODUCTS_THREADS = (1, 2, 4), 4, 256
+
 # Rows and columns of a fragment of the batch (whole_batch/fragments.cuh).
 FRAGMENT = 16
 
@@ -144,6 +147,29 @@ def _turns(grid: tuple[int, int, int], chunks: int, at_once: int, once: int, roo
     return ceil_div(across * down, room) * (ceil_div(chunks, at_once * down) + once)
 
 
+def dense_update_outer_products(rule: str, rows: int) -> Entry:
+    """The step of ``rule`` along the gradient of a weight whose dx nobody reads, for at most so many rows, one of
+    OUTER_PRODUCTS, and OUTER_PRODUCTS_LEAST_COLUMNS at least."""
+    name, block = "dense_update_outer_products", f"OuterProducts<{rows}>"
+    return Entry(
+        f"{name}_{rule}_{rows}", "whole_batch/outer_products.cuh", f"{name}<{rule}Rule, {block}>",
+        arguments(f"{ROWS}, {update_signature(rule)}, int k, int n"), _OUTER_PRODUCTS_THREADS,
+        blocks=4, constants=True, prefetched=(("weight", 0), ("weight_slots", 0)),
+        products=(DENSE_PRODUCT,), block=block,
+    )  # fmt: skip
+
+
+def outer_products(rows: int) -> int | None:
+    """Of OUTER_PRODUCTS, the one that so many rows are given to, if there is one."""
+    return next((most for most in OUTER_PRODUCTS if rows <= most), None)
+
+
+def outer_products_grid(k: int, n: int) -> tuple[int, int, int]:
+    """Blocks for a weight (k, n) and its bias."""
+    of_weight = ceil_div(k * n, OUTER_PRODUCTS_LEAST_COLUMNS * _OUTER_PRODUCTS_THREADS)
+    return of_weight + ceil_div(n, _OUTER_PRODUCTS_THREADS), 1, 1
+
+
 def tensor_whole_batch(rows: int, components: int) -> int:
     """Of TENSOR_WHOLE_BATCHES, the one that so many rows are given to."""
     return next(most for most in TENSOR_WHOLE_BATCHES[components] if rows <= most)
@@ -260,6 +286,7 @@ def whole_batch_entries() -> list[Entry]:
     return [
         *(dense_forward_whole_batch(*shape, split) for shape in columns for split in splits),
         *(dense_backward_whole_batch(rule, rows) for rule in RULES for rows in plain),
+        *(dense_update_outer_products(rule, rows) for rule in RULES for rows in OUTER_PRODUCTS),
         *(batch_fragments(components) for components in TENSOR_WHOLE_BATCHES),
         *(dense_forward_tensor_whole_batch(*shape, split) for shape in tensor for split in splits),
         *(dense_backward_tensor_whole_batch(rule, *shape) for rule in RULES for shape in tensor),

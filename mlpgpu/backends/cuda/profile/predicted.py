@@ -22,6 +22,7 @@ from ..select.counted import (
     parts_of_strips,
     row_head_clocks,
     row_step_clocks,
+    short_clocks,
     simt_clocks,
     summing_clocks,
     update_blocks_clocks,
@@ -130,6 +131,9 @@ def _product_clocks(launch: Launch, rows: int, multiprocessors: int) -> int | No
         return parts_of_rows([(k, n)], rows, multiprocessors)[1]
     if not (is_forward or is_input) and entry.name.endswith(f"_{weight.name}"):
         return update_clocks(weight, [(k, n)], rows, multiprocessors)
+    short = next((tile for tile in kernels.SHORT_TILES if entry.name.endswith(f"_{tile.name}")), None)
+    if short is not None:
+        return short_clocks(short, m, n, multiprocessors)
     if entry.operand_format is None:
         plain: tuple[SimtTile | WarpSplitTile, ...] = (*kernels.WARP_SPLIT_TILES, *kernels.TILES)
         of_plain = next((tile for tile in plain if entry.name.endswith(f"_{tile.name}")), None)

@@ -23,23 +23,28 @@ from ..kernels import (
     TENSOR_ROW_STEP_THREADS,
     WARP,
     WARP_SPLIT_WEIGHT,
+    WHOLE_BATCH_COLUMNS,
     WHOLE_HEAD,
     ClusterSplitTile,
     Entry,
     HeadForm,
     InputLayer,
     OperandFormat,
+    ShortTile,
     SimtTile,
     Sm90Tile,
     StripTile,
     TensorRowStep,
     WarpSplitTile,
     ceil_div,
+    cluster_split_tiles,
     small_n_grid,
     tensor_row_step_columns,
     tensor_whole_batch,
     tensor_whole_batch_chunks,
     tensor_whole_batch_slices,
+    whole_batch,
+    whole_batch_backward_grid,
 )
 from . import thresholds
 
@@ -113,6 +118,14 @@ def grouped_clocks(tile: ClusterSplitTile, shapes: Sequence[tuple[int, int]], ro
     waiting = of_slice if tile.split > 1 else of_slice * thresholds.GROUPED_ALONE_TENTHS / 10
     waiting += min(1.0, of_each) * cached * thresholds.GROUPED_WAITING_TENTHS / 10
     return int(max(of_each * (slices * cached + moved + of_block), slices * waiting + moved))
+
+
+def grouped_share_clocks(operand_format: OperandFormat, k: int, n: int, rows: int, multiprocessors: int) -> int:
+    """Of such a launch, what one weight (k, n) of many adds by the smallest tiles."""
+    tile = cluster_split_tiles(operand_format)[0]
+    cached = ceil_div(rows, tile.K) * tile.stage_bytes + thresholds.MOVED_BYTES * tile.m * tile.n
+    of_block = cached / thresholds.CACHE_BYTES_PER_CLOCK + thresholds.GROUPED_BLOCK_CLOCKS[tile.blocks]
+    return int((tile.clusters(k, n) + ceil_div(n, tile.n)) * of_block / multiprocessors)
 
 
 def read_late_clocks(operand_format: OperandFormat, shapes: Sequence[tuple[int, int]], rows: int) -> int:
@@ -379,6 +392,13 @@ def simt_clocks(tile: SimtTile | WarpSplitTile, m: int, n: int, k: int, multipro
     return waves * ceil_div(k, depth) * (thresholds.SLICE_CLOCKS + resident * multiply) + begun_anew
 
 
+def short_clocks(tile: ShortTile, m: int, n: int, multiprocessors: int) -> int:
+    """Of an m by n product over few terms: for its elements' instructions, or for memory to take them."""
+    of_block = tile.m * (tile.k * thresholds.SHORT_TERM_TENTHS // 10 + thresholds.SHORT_ROW_CLOCKS)
+    turns = ceil_div(math.prod(tile.grid(m, n)), multiprocessors)
+    return thresholds.SHORT_CLOCKS + max(turns * of_block, streamed_clocks(4 * m * n))
+
+
 def update_clocks(
     tile: WarpSplitTile | None, shapes: Sequence[tuple[int, int]], rows: int, multiprocessors: int
 ) -> int:
@@ -429,11 +449,12 @@ def parts_of_rows(shapes: Sequence[tuple[int, int]], rows: int, multiprocessors:
 
 def parts_of_strips(tile: StripTile, k: int, n: int, rows: int, multiprocessors: int) -> tuple[int, int]:
     """Of an update by strips of a weight (k, n): in how many parts of the rows it takes least, and clocks."""
-    turns, streamed = ceil_div(rows, tile.K), streamed_clocks(4 * rows * k)
+    turns, streamed = ceil_div(rows, tile.K), streamed_clocks(4 * rows * max(k, n))
     of_eight = ceil_div(tile.m * tile.n, tile.threads) * thresholds.STRIP_SUMS_CLOCKS
+    of_turn = thresholds.STRIP_ROWS_CLOCKS if tile.n < tile.m else thresholds.ROW_STRIP_CLOCKS
 
     def clocks(parts: int) -> int:
-        return max(ceil_div(turns, parts) * thresholds.STRIP_ROWS_CLOCKS, streamed) + ceil_div(parts, 8) * of_eight
+        return max(ceil_div(turns, parts) * of_turn, streamed) + ceil_div(parts, 8) * of_eight
 
     most = max(1, min(tile.blocks * multiprocessors // math.prod(tile.grid(k, n)), turns))
     parts = min(range(1, most + 1), key=clocks)
@@ -455,6 +476,22 @@ def whole_batch_clocks(
         clocks = thresholds.TENSOR_WHOLE_BATCH_CHUNK_CLOCKS[shape]
     waves = ceil_div(grid[0] * grid[1], 2 * multiprocessors)
     return waves * (ceil_div(pieces, sharing) + 2) * clocks
+
+
+def plain_whole_batch_clocks(k: int, n: int, rows: int, split: int, multiprocessors: int, *, makes_dx: bool) -> int:
+    """Of both passes over W (k, n) on plain cores by blocks that keep the whole batch.
+
+    So many of them, ``split``, share k in the forward pass.
+    """
+    has_vectors, has_more = n % 4 == 0, rows > 16
+    of_row, longer = thresholds.WHOLE_BATCH_ROW_TENTHS[has_more]
+    of_forward, of_backward = thresholds.WHOLE_BATCH_BLOCK_CLOCKS
+    forward = of_forward + ceil_div(k, split) * (of_row + (0 if has_vectors else longer)) // 10
+    grid, column_warps = whole_batch_backward_grid(k, n, whole_batch(rows), multiprocessors, has_dx=makes_dx)
+    chunks = ceil_div(ceil_div(n, WHOLE_BATCH_COLUMNS), column_warps * grid[1])
+    of_chunk = thresholds.WHOLE_BATCH_CHUNK_CLOCKS[has_more][0 if has_vectors else 1]
+    waves = ceil_div(grid[0] * grid[1], 2 * multiprocessors)
+    return forward + waves * (of_backward + chunks * of_chunk)
 
 
 def is_faster(one: int, other: int) -> bool:

@@ -11,6 +11,7 @@ from ..kernels import (
     WARP_SPLIT_TILES,
     ClusterSplitTile,
     GemmTile,
+    ShortTile,
     SimtTile,
     Sm90Tile,
     SplitSm80Tile,
@@ -23,6 +24,7 @@ from ..kernels import (
 from . import thresholds
 from .counted import (
     few_columns_clocks,
+    grouped_share_clocks,
     head_clocks,
     input_clocks,
     is_faster,
@@ -32,11 +34,14 @@ from .counted import (
     parts_of_rows,
     parts_of_strips,
     pass_clocks,
+    plain_whole_batch_clocks,
+    short_clocks,
     simt_clocks,
     slices_in_turn,
     staged_pass_clocks,
     streamed_clocks,
     update_clocks,
+    whole_batch_clocks,
 )
 from .setting import Verdict, Work
 from .tiles import fills, gemm_tile, product_tile, simt_tile, small_batch_tile, step_tile, weight_tile
@@ -46,7 +51,7 @@ from .tiles import fills, gemm_tile, product_tile, simt_tile, small_batch_tile, 
 class Simt:
     """Multiply-adds outside the tensor cores, a tile of C for each block."""
 
-    tile: SimtTile
+    tile: SimtTile | ShortTile
     why: str
 
     def __str__(self) -> str:
@@ -128,7 +133,7 @@ class UpdateByParts:
 
 @dataclass(frozen=True)
 class Strips:
-    """An update of few columns by strips; ``parts`` as of :class:`UpdateByParts`."""
+    """An update of few columns or rows by strips; ``parts`` as of :class:`UpdateByParts`."""
 
     tile: StripTile
     parts: int
@@ -187,7 +192,8 @@ class WholeBatch:
     """Products of few rows by one pass over W, whose blocks keep at most ``rows`` rows; dx and the update are one.
 
     ``split`` blocks of a forward product have the same ``columns``, each a part of k.  Tensor cores multiply so many
-    ``components`` of a number, or none where plain cores multiply.
+    ``components`` of a number, or none where plain cores multiply.  Where nobody reads dx, W may be moved as a flat
+    array by blocks for at most ``flat`` rows.
     """
 
     rows: int
@@ -195,6 +201,7 @@ class WholeBatch:
     columns: int = 16
     split: int = 1
     components: int = 0
+    flat: int | None = None
 
     def __str__(self) -> str:
         made = f"whole batch of {self.rows} rows" + f", k by {self.split} blocks" * (self.split > 1)
@@ -403,6 +410,7 @@ def count_step(layers: Sequence[CountedLayer], work: Work) -> CountedStep | None
     if not _has_narrow_tiles(work) or work.rows < thresholds.NARROW_LEAST_ROWS or not work.is_training:
         return None
     tenths, is_scaled = thresholds.LAYERS_TENTHS, work.operand_format.scaled
+    is_few = _may_leave_whole_batch(work) and any(keeps_whole_batch(each.k, each.n, work) for each in layers)
     # By whether the layer before is on tensor cores: tenths of clocks, and which layers are.
     best: dict[bool, tuple[int, tuple[bool, ...]]] = {False: (0, ())}
     for layer in layers:
@@ -413,7 +421,7 @@ def count_step(layers: Sequence[CountedLayer], work: Work) -> CountedStep | None
                 passes = 0
                 if is_on and not is_scaled and not (before and layer.follows):
                     of_inputs = pass_clocks if chosen else staged_pass_clocks  # first inputs: of several steps at once
-                    passes += of_inputs(work.operand_format, work.rows * layer.k)
+                    passes += of_inputs(work.operand_format, work.rows * layer.k) // (1 if chosen or not is_few else 3)
                 # The delta that this layer leaves for the one before.
                 if before and not is_scaled and not (layer.follows and (is_on or layer.has_head)):
                     passes += pass_clocks(work.operand_format, work.rows * layer.k)
@@ -422,8 +430,8 @@ def count_step(layers: Sequence[CountedLayer], work: Work) -> CountedStep | None
                     found[is_on] = total, (*chosen, is_on)
         best = found
     total, chosen = min(best.values())
-    if not is_scaled:
-        total += tenths * thresholds.LAUNCH_CLOCKS  # of biases
+    if not is_scaled and not is_few:  # whose weights one launch moves, with their biases
+        total += tenths * thresholds.LAUNCH_CLOCKS
     plain = sum(10 * _plain_clocks(layer, work) for layer in layers)
     is_any = any(chosen) and (total < plain or any(_ways(layer, work) == (True,) for layer in layers))
     on = zip(layers, chosen, strict=True)
@@ -438,9 +446,39 @@ def _ways(layer: CountedLayer, work: Work) -> tuple[bool, ...]:
         return (True,)
     if may_be_uncut(layer.k, layer.n, work):
         return False, True
-    if is_cut(layer.k, layer.n) or keeps_whole_batch(layer.k, layer.n, work):
+    if is_cut(layer.k, layer.n):
         return (False,)
+    if keeps_whole_batch(layer.k, layer.n, work):
+        return (False, True) if _may_leave_whole_batch(work) else (False,)
     return (True,) if _is_large(layer.k, layer.n, work) else (False, True)
+
+
+def _may_leave_whole_batch(work: Work) -> bool:
+    """Whether counts say if tiles on tensor cores make what blocks that keep the whole batch make else."""
+    is_plain = work.operand_format is not None and not work.operand_format.scaled
+    return thresholds.WHOLE_BATCHES_ARE_COUNTED and work.in_place and is_plain
+
+
+def _whole_batch_clocks(layer: CountedLayer, work: Work) -> int:
+    """Of both passes over a layer's W by blocks that keep the whole batch."""
+    k, n, sms = layer.k, layer.n, work.setting.multiprocessors
+    forward = _forward(k, n, work)
+    assert isinstance(forward, WholeBatch)
+    longer = 1 if n % 4 == 0 else thresholds.PASSED_WITHOUT_VECTORS
+    streamed = int(longer * streamed_clocks(thresholds.PASSED_BYTES * k * n))
+    if not forward.components:
+        clocks = plain_whole_batch_clocks(k, n, work.rows, forward.split, sms, makes_dx=layer.makes_dx)
+        return max(clocks, streamed)
+    grids = (
+        kernels.whole_batch_forward_grid(n, forward.columns, forward.split),
+        kernels.tensor_whole_batch_backward_grid(k, n, sms),
+    )
+    entries = (
+        kernels.dense_forward_tensor_whole_batch(forward.rows, forward.components, forward.split),
+        kernels.dense_backward_tensor_whole_batch("SGD", forward.rows, forward.components),
+    )
+    passes = zip(entries, grids, strict=True)
+    return max(sum(whole_batch_clocks(entry, grid, k, n, work.rows, sms) for entry, grid in passes), streamed)
 
 
 def _tensor_clocks(layer: CountedLayer, work: Work) -> int:
@@ -457,9 +495,14 @@ def _tensor_clocks(layer: CountedLayer, work: Work) -> int:
         clocks += 2 * thresholds.LAUNCH_CLOCKS + thresholds.LOSS_CLOCKS
         clocks += work.rows * layer.k * thresholds.SPLIT_THOUSAND_CLOCKS // 1000 if operand_format.scaled else 0
     of_x = streamed_clocks(2 * rows * k) if is_cut(k, n) else 0  # of few columns it is x whose bytes take time
+    is_few = keeps_whole_batch(k, n, work)
     for columns, depth, is_made, least in ((n, k, True, of_x), (k, n, layer.makes_dx, 2 * of_x)):
-        _, counted, _ = step_tile(operand_format, rows, columns, depth, sms, arch, has_floats=work.has_floats)
-        clocks += max(least, counted) if is_made else 0
+        tile, counted, _ = step_tile(operand_format, rows, columns, depth, sms, arch, has_floats=work.has_floats)
+        whole = is_few and isinstance(tile, ClusterSplitTile)
+        clocks += max(least, counted + thresholds.CLUSTER_PRODUCT_CLOCKS * whole) if is_made else 0
+    if is_few:
+        clocks += grouped_share_clocks(operand_format, k, n, work.rows, sms) if layer.is_moved else 0
+        return max(clocks, streamed_clocks((thresholds.MOVED_BYTES + 6 * operand_format.components) * k * n))
     of_weight = weight_tile(operand_format, k, n, work.rows, sms, arch, in_place=work.in_place)
     return clocks + (max(of_x, of_weight.clocks) if layer.is_moved else 0)
 
@@ -467,6 +510,8 @@ def _tensor_clocks(layer: CountedLayer, work: Work) -> int:
 def _plain_clocks(layer: CountedLayer, work: Work) -> int:
     k, n, sms, clocks = layer.k, layer.n, work.setting.multiprocessors, 0
     late = thresholds.LATE_LAUNCH_CLOCKS
+    if not layer.has_head and layer.is_moved and keeps_whole_batch(k, n, work) and _may_leave_whole_batch(work):
+        return _whole_batch_clocks(layer, work)
     if layer.has_head:
         clocks = layer.head_clocks or head_clocks(k, n, work.rows, sms)
     elif is_cut(k, n) and not keeps_whole_batch(k, n, work):
@@ -478,10 +523,16 @@ def _plain_clocks(layer: CountedLayer, work: Work) -> int:
             known = simt_clocks(tile, work.rows, columns, depth, sms)
             if columns == n and cut and is_faster(by_parts_of_k, known):
                 known = by_parts_of_k
+            if is_made and depth == k and (short := _short_tile(k, n, work)):
+                known = short_clocks(short, work.rows, n, sms)
             clocks += late + known if is_made else 0
     if not layer.is_moved:
         return clocks
     of_update = _unstripped_clocks(k, n, work) if work.in_place else _whole_update_clocks(k, n, work)
+    if is_bound_by_rows(k, n, work):
+        strips = _strips(k, n, work)
+        assert strips is not None
+        of_update = parts_of_strips(strips.tile, k, n, work.rows, sms)[1]
     return clocks + late + of_update
 
 
@@ -528,7 +579,7 @@ def whole_batch_components(k: int, n: int, work: Work) -> int | None:
     is_short = k <= thresholds.CUT_MOST_K and n > kernels.HEAD_MOST_N and not work.has_tail
     is_whole = not is_cut(k, n) or (is_short and work.rows <= thresholds.CUT_ROWS)
     is_large = n > kernels.SMALL_N_COLUMNS and k * n >= thresholds.WHOLE_BATCH_LEAST_WEIGHTS and is_whole
-    if not (thresholds.WHOLE_BATCH_IS_USED and is_ordered and is_large):
+    if not (thresholds.WHOLE_BATCH_IS_USED and is_ordered and is_large) or (k, n) in (work.tensor_shapes or ()):
         return None
     components = _components(work)
     if components and _is_one_pass_on_tensor_cores(k * n, work):
@@ -596,10 +647,17 @@ def dense_path(k: int, n: int, work: Work, *, is_frozen: bool = False, ends_with
         return DensePath(forward, both, both)
     if isinstance(forward, WholeBatch) and work.in_place and not is_frozen:
         backward = replace(forward, split=1)
-        return DensePath(forward, backward, backward)
+        return DensePath(forward, backward, replace(backward, flat=_flat_rows(k, n, work, forward)))
     tile, reason = small_batch_tile(work.rows, k, n, work.setting.multiprocessors)
     dx = _of_tile(tile, f"{_why_simt(k, n, work)}; {reason}")
     return DensePath(forward, dx, None if is_frozen else _update(k, n, work))
+
+
+def _flat_rows(k: int, n: int, work: Work, forward: WholeBatch) -> int | None:
+    """The rows of blocks that move a weight as a flat array, where that is faster than by its rows."""
+    is_used = thresholds.OUTER_PRODUCTS_ARE_USED and not forward.components and k * n < 1 << 30
+    suits = work.rows <= thresholds.OUTER_PRODUCTS_ROWS or n % 4 != 0
+    return kernels.outer_products(work.rows) if is_used and suits else None
 
 
 def _gemm_path(k: int, n: int, work: Work, *, ends_with_loss: bool) -> DensePath:
@@ -644,6 +702,8 @@ def _forward(k: int, n: int, work: Work) -> Forward:
         split = kernels.whole_batch_split(k, n, most, columns, card.multiprocessors) if may_split else 1
         return WholeBatch(most, why, columns, split)
     if not is_cut(k, n):
+        if short := _short_tile(k, n, work):
+            return Simt(short, f"{_why_simt(k, n, work)}; k = {k} ≤ {short.k}, and {work.rows:,} rows fill the card")
         if work.is_training:
             of_step, reason = small_batch_tile(work.rows, n, k, card.multiprocessors)
             of_parts, clocks = _cut_of_step(k, n, work)
@@ -666,6 +726,20 @@ def _forward(k: int, n: int, work: Work) -> Forward:
         return SplitK(part, count, kernels.SPLIT_SM90 if is_newest else kernels.SPLIT_SM80, why)
     tile, reason = simt_tile(work.rows, n, card.multiprocessors, count)
     return SplitK(part, count, tile, f"{cut}; {_why_not_split(n, work)}; {reason}")
+
+
+def _short_tile(k: int, n: int, work: Work) -> ShortTile | None:
+    """The tile of a step's forward product over few terms, if its blocks fill the card."""
+    tile = next((tile for tile in kernels.SHORT_TILES if k <= tile.k), None)
+    if tile is None or not (work.is_training and thresholds.SHORT_TILES_ARE_USED):
+        return None
+    return tile if fills(math.prod(tile.grid(work.rows, n)), work.setting.multiprocessors) else None
+
+
+def is_bound_by_rows(k: int, n: int, work: Work) -> bool:
+    """Whether plain cores make a layer's products in a step, over few inputs, as fast as its outputs pass memory."""
+    strips = _strips(k, n, work)
+    return _short_tile(k, n, work) is not None and strips is not None and strips.tile.m < strips.tile.n
 
 
 def _whole_batch_columns(k: int, n: int, rows: int, multiprocessors: int, *, may_split: bool) -> int:
@@ -790,8 +864,9 @@ def _unstripped_clocks(k: int, n: int, work: Work) -> int:
 
 
 def _strips(k: int, n: int, work: Work) -> Strips | None:
-    """An update by strips, if a weight has so few columns and that is counted to take less by more than a launch."""
-    tile = kernels.strip(n)
+    """An update by strips, if a weight has so few columns or rows and that is counted to take less by more than a
+    launch."""
+    tile = kernels.strip(k, n)
     is_used = thresholds.STRIPS_ARE_USED and thresholds.UPDATES_HAVE_PARTS and _may_share_rows(work)
     if tile is None or not is_used:
         return None
@@ -799,7 +874,8 @@ def _strips(k: int, n: int, work: Work) -> Strips | None:
     known = _unstripped_clocks(k, n, work)
     if parts == 1 or not is_faster(clocks + thresholds.LAUNCH_CLOCKS, known):
         return None
-    why = f"n = {n} ≤ {tile.n}; counted clocks: {clocks:,} by strips, of parts of the rows, {known:,} by other ways"
+    few = f"n = {n} ≤ {tile.n}" if tile.n < tile.m else f"k = {k} ≤ {tile.m}"
+    why = f"{few}; counted clocks: {clocks:,} by strips, of parts of the rows, {known:,} by other ways"
     return Strips(tile, parts, tile.K * ceil_div(ceil_div(work.rows, tile.K), parts), why)
 
 

@@ -25,7 +25,7 @@ from ..kernels import (
 from ..persistent.network import PersistentNetwork, read_network
 from . import thresholds
 from .counted import input_layer_clocks, is_faster, row_step_clocks, tensor_row_step_clocks
-from .dense import CountedStep, is_cut, on_tensor_cores, small_update_clocks
+from .dense import CountedStep, is_bound_by_rows, is_cut, on_tensor_cores, small_update_clocks
 from .setting import Verdict, Work
 
 # Shared memory of a block by the technical specifications in the CUDA C++ Programming Guide; of an architecture that is
@@ -134,10 +134,10 @@ def row_step(plan: Plan, work: Work, step: CountedStep | None = None) -> Verdict
         return Verdict(False, f"weights and rows take {needed:,} bytes of shared memory, a block has {room:,}")
     size = f"weights and {ROW_STEP_ROWS} rows take {needed:,} of {room:,} bytes of shared memory"
     why = f"{size}: a block takes its rows through all layers, the loss and back"
-    if not step or not step.shapes:
+    if not step or not (step.shapes or any(is_bound_by_rows(k, n, work) for k, n in shapes)):
         return Verdict(True, why)
     by_rows = _plain_clocks(network, work)
-    counted = f"counted clocks: {by_rows:,} by blocks of rows, {step.clocks:,} by launches, some on tensor cores"
+    counted = f"counted clocks: {by_rows:,} by blocks of rows, {step.clocks:,} by launches"
     by_launches = is_faster(step.clocks, by_rows)
     return Verdict(not by_launches, counted if by_launches else f"{why}; {counted}")
 

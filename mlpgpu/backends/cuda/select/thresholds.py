@@ -334,12 +334,18 @@ SMALL_N_GRADIENTS_ARE_USED = True
 UPDATES_HAVE_PARTS = True
 ADDED_PARTS_CLOCKS = 6000
 
-# True: a weight of at most 8 columns is moved strip by strip where that is counted to take less by more than a launch,
-# since strips are not moved with other layers' tiles.  Not measured: so many clocks for four rows of the batch by each
-# of eight warps, which wait for memory once, and for each eight parts of 256 elements, for which the last block waits
+# True: a step's forward product over at most 16 terms has tiles whose part of W lies in registers, where they fill the
+# card.  A block's first loads; of each row of a tile, what each term and the epilogue take, by the instructions of its
+# four warps' columns.
+SHORT_TILES_ARE_USED = True
+SHORT_CLOCKS, SHORT_ROW_CLOCKS, SHORT_TERM_TENTHS = 2500, 25, 13
+
+# True: a weight of at most 8 columns or 16 rows is moved strip by strip where that is counted to take less by more than
+# a launch, since strips are not moved with other layers' tiles.  So many clocks for some rows of the batch by each of
+# eight warps, which wait for memory once, and for each eight parts of 256 elements, for which the last block waits
 # once.
 STRIPS_ARE_USED = True
-STRIP_ROWS_CLOCKS, STRIP_SUMS_CLOCKS = 1200, 700
+STRIP_ROWS_CLOCKS, ROW_STRIP_CLOCKS, STRIP_SUMS_CLOCKS = 1200, 2500, 700
 
 # True: in a step launch by launch the updates of small weights that are of one kind are one launch, behind the last one
 # that makes a delta of theirs.  Where blocks have parts of the rows, all layers' blocks are one wave: in as many parts
@@ -433,6 +439,13 @@ WHOLE_BATCH_FILLED_HUNDREDTHS = 55
 # 2048 by 2048, of which a warp has 8 slices, 5.8 and 5.9.
 WHOLE_BATCH_WIDE_SPLIT_ROWS, WHOLE_BATCH_WIDE_SPLIT_SLICES = 8, 12
 
+# True: of few rows a weight whose dx nobody reads is moved as a flat array, of more rows than these only where its rows
+# are no vectors.  An H200, a launch by its rows and so: 3073 by 6161 at one row by Adam 145, 113 µs; 121 by 2326 at two
+# by Momentum 5.8, 3.5; 158 by 1893 at 4 by Adam 8.9, 7.4; 3779 by 6144 at 4 by Momentum 104, 103, but its step 641,
+# 660.
+OUTER_PRODUCTS_ARE_USED = True
+OUTER_PRODUCTS_ROWS = 2
+
 # Smaller weights stay with kernels of tiles.  Not measured: follows from a launch that takes as long as its own start.
 WHOLE_BATCH_LEAST_WEIGHTS = 1 << 14
 
@@ -466,6 +479,20 @@ TENSOR_WHOLE_BATCH_LEAST_WEIGHTS_OF_MORE = 3 << 19
 # of a block and components; a block takes two more for what it does once.  Fitted on those steps.
 TENSOR_WHOLE_BATCH_SLICE_CLOCKS = {(32, 1): 2200, (32, 2): 2800, (32, 3): 3300, (64, 2): 3700, (64, 3): 4800}
 TENSOR_WHOLE_BATCH_CHUNK_CLOCKS = {(32, 1): 5200, (32, 2): 5400, (32, 3): 5400, (64, 2): 6000, (64, 3): 6800}
+
+# True: of NARROW_LEAST_ROWS rows or more, blocks that keep the whole batch pass over a layer only where that is counted
+# to take less than tiles on tensor cores, of formats without scales.  An H200, µs a step, so and by tiles:
+# 50-512-309-105-307-1112-9 at 20 rows in float32 82.8, 56.7; 782-279-1082-1643-544-439-25 at 32 in bfloat16 125.5,
+# 63.1; 133-1536-335 at 32 in tf32 34.2, 26.1; but 2879-512x6-198 at 16 in float32 82.5, 89.5.
+WHOLE_BATCHES_ARE_COUNTED = True
+
+# Clocks of such blocks on plain cores, by whether there are more than 16 rows: of a row of W forward, in tenths, and
+# how much longer it takes where rows of W are no vectors; of a chunk of columns back, where they are vectors and where
+# not; and of a block forward and back, what it does once.  Fitted on 62 layers of those steps.
+WHOLE_BATCH_ROW_TENTHS = {False: (45, 30), True: (100, 90)}
+WHOLE_BATCH_CHUNK_CLOCKS = {False: (1700, 3500), True: (3200, 4700)}
+WHOLE_BATCH_BLOCK_CLOCKS = 1200, 500
+PASSED_BYTES, PASSED_WITHOUT_VECTORS = 24, 1.6  # of a weight, by both; how much longer where rows are no vectors
 
 # --- losses, outputs ---
 

@@ -67,6 +67,12 @@ def backward(
     op = group.op
     k, n = shard.shapes[op.weight]
     sms, has_dx = shard.multiprocessors, dx is not None
+    if path.flat and not has_dx:
+        entry = kernels.dense_update_outer_products(shard.rule, path.flat)
+        x = shard.rows_of(op.x, group.by_order)
+        return shard.launch(
+            group, entry, kernels.outer_products_grid(k, n), **x, dz=shard.ref(op.dz), **shard.updated(op), k=k, n=n
+        )
     values: dict[str, Value] = {
         "dz": shard.ref(op.dz), **shard.updated(op), "saved": shard.ref(derivative.saved), "dx": shard.stored(dx),
         "k": k, "n": n, "activation": kernels.activation_number(derivative.activation), **shard.dropout(dropout),
