@@ -73,13 +73,13 @@ __device__ __forceinline__ void gemm_tile(StripTile<N>, const Operand<false>& a,
     });
 }
 
-// A strip of few rows. A lane has four neighbouring columns of C, so that B passes as A does above. Of the k that a warp has
-// in flight each lane loads some elements of A, which all lanes are given when they are multiplied; and those that come next
-// are on their way meanwhile, since rows of A may have to be looked up first.
+// A strip of few rows. A lane has four neighbouring columns of C, so that B passes as A does above. Of a warp's slice of A each
+// lane loads some elements, which all lanes are given when they are multiplied; and the next slice is in flight meanwhile,
+// since rows of A may have to be looked up first.
 template <int M_>
 struct RowStripTile {
     static constexpr int M = M_, N = 4 * WARP, WARPS = 8, THREADS = WARPS * WARP;
-    static constexpr int AT_ONCE = M > 8 ? 4 : 8, K = WARPS * AT_ONCE, HELD = AT_ONCE * M / WARP;  // elements of A of a lane
+    static constexpr int AT_ONCE = M > 8 ? 4 : 8, K = WARPS * AT_ONCE, LOADED = AT_ONCE * M / WARP;  // of A, by a lane
     static constexpr int SHARED_BYTES = 4 * WARPS * M * N;
     static_assert(AT_ONCE * M % WARP == 0 && WARP % M == 0);
 };
@@ -87,13 +87,13 @@ struct RowStripTile {
 // What a warp has of AT_ONCE neighbouring k.
 template <class T>
 struct RowStripSlice {
-    float a[T::HELD], b[T::AT_ONCE][4];
+    float a[T::LOADED], b[T::AT_ONCE][4];
 
     __device__ __forceinline__ void load(const Operand<false>& from_a, const Operand<false>& from_b, int m0, int n, int k0,
                                          int k_end, bool vectored) {
         const int lane = threadIdx.x % WARP, row = lane % T::M;
 #pragma unroll
-        for (int i = 0; i < T::HELD; ++i) {
+        for (int i = 0; i < T::LOADED; ++i) {
             const int k = k0 + (i * WARP + lane) / T::M;
             a[i] = k < k_end && m0 + row < from_a.outer ? from_a.row(k)[m0 + row] : 0.0f;
         }

@@ -15,7 +15,7 @@ namespace mlpgpu {
 template <int ROWS_>
 struct OuterProducts {
     static constexpr int ROWS = ROWS_, THREADS = 256, BLOCKS = 4, SHARED_BYTES = 0;
-    static constexpr int QUAD = 4, ELEMENTS = QUAD * THREADS, LEAST_COLUMNS = QUAD;  // so that a quad ends in the next row at most
+    static constexpr int QUAD = 4, ELEMENTS = QUAD * THREADS;  // rows are no shorter, so a quad ends in the next one at most
 };
 
 // Four neighbouring elements of an array of `count`, of which the first is inside.
@@ -64,7 +64,7 @@ __device__ __forceinline__ void dense_update_outer_products(const Step* step, in
     const float* const deltas = dz + static_cast<int64_t>(rows.first) * n;
     const int row = first / n, column = first - row * n, of_row = n - column;  // so many elements are of this row
     const int next_row = min(row + 1, k - 1);
-    // Loads of all rows are on their way at once; rows that there are not give 0.
+    // Loads of all rows are in flight at once; rows that there are not give 0.
     const bool is_vector = is_vectored(deltas, n);
     float value[T::ROWS], next[T::ROWS], delta[T::ROWS][T::QUAD];
 #pragma unroll

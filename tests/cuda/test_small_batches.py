@@ -54,6 +54,7 @@ from mlpgpu.backends.cuda.select.dense import (
     CountedLayer,
     DensePath,
     Gemm,
+    Short,
     Simt,
     SmallN,
     SplitK,
@@ -347,22 +348,20 @@ def test_few_inputs_are_multiplied_from_registers_and_moved_by_strips_of_rows() 
     """Where tiles of few terms fill the card, in steps alone."""
     many = of(8192, operand_format=None)
     path = dense_path(6, 768, many)
-    assert isinstance(path.forward, Simt) and path.forward.tile == kernels.SHORT_TILES[0]
+    assert isinstance(path.forward, Short) and path.forward.tile == kernels.SHORT_TILES[0]
     assert isinstance(path.update, Strips) and path.update.tile == kernels.strip(6, 768) == kernels.STRIPS[-2]
     assert "k = 6 ≤ 8" in path.forward.why and "k = 6 ≤ 8" in path.update.why
     of_more = dense_path(16, 768, many).forward
-    assert isinstance(of_more, Simt) and of_more.tile == kernels.SHORT_TILES[1]
+    assert isinstance(of_more, Short) and of_more.tile == kernels.SHORT_TILES[1]
     others = (
         (17, 768, many),
         (6, 768, of(512, operand_format=None)),
         (6, 768, dataclasses.replace(many, is_training=False)),
     )
     for other in others:
-        forward = dense_path(*other).forward
-        assert not isinstance(forward, Simt) or forward.tile not in kernels.SHORT_TILES
+        assert not isinstance(dense_path(*other).forward, Short)
     with patch.object(thresholds, "SHORT_TILES_ARE_USED", False):
-        forward = dense_path(6, 768, many).forward
-        assert not isinstance(forward, Simt) or forward.tile not in kernels.SHORT_TILES
+        assert not isinstance(dense_path(6, 768, many).forward, Short)
 
 
 @pytest.mark.parametrize("by_order", [True, False])

@@ -20,6 +20,7 @@ from ..select.dense import (
     FewColumns,
     FewRows,
     Gemm,
+    Short,
     Simt,
     SmallN,
     SmallUpdate,
@@ -300,7 +301,9 @@ class _Facts:
         """Whether a product of this path can end with a dropout and leave what its readers take."""
         if self.has_tail or self.selection.row_step:
             return False
-        return isinstance(path, Gemm) or (isinstance(path, (Simt, WarpSplit, SplitK)) and not self.forms(made).operands)
+        return isinstance(path, Gemm) or (
+            isinstance(path, (Simt, Short, WarpSplit, SplitK)) and not self.forms(made).operands
+        )
 
     @cached_property
     def before_dropouts(self) -> dict[ops.Operation, ops.Dropout]:
@@ -593,7 +596,7 @@ def _forward(facts: _Facts, op: ops.Dense, title: str) -> list[Group]:
         return []
     if facts.head_backward and op is facts.layers[-1]:
         return [_head(facts, op, facts.head_backward, title)]
-    if isinstance(forward, (Simt, WarpSplit, WholeBatch)):
+    if isinstance(forward, (Simt, Short, WarpSplit, WholeBatch)):
         dropout = facts.dropout(op) if isinstance(forward, WholeBatch) else facts.before_dropouts.get(op)
         return [groups.DenseForward(title, forward.why, op, forward, facts.by_order(op.x), dropout)]
     assert isinstance(forward, SplitK)

@@ -17,6 +17,7 @@ from ..select.dense import (
     FewRows,
     Gemm,
     LargeK,
+    Short,
     Simt,
     SmallN,
     SmallUpdate,
@@ -182,7 +183,7 @@ class DenseForward(Group):
     data set."""
 
     op: ops.Dense
-    path: Simt | WarpSplit | WholeBatch
+    path: Simt | Short | WarpSplit | WholeBatch
     by_order: bool
     dropout: ops.Dropout | None = None
 

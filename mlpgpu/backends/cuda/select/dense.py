@@ -51,11 +51,22 @@ from .tiles import fills, gemm_tile, product_tile, simt_tile, small_batch_tile, 
 class Simt:
     """Multiply-adds outside the tensor cores, a tile of C for each block."""
 
-    tile: SimtTile | ShortTile
+    tile: SimtTile
     why: str
 
     def __str__(self) -> str:
         return f"simt {self.tile.name}"
+
+
+@dataclass(frozen=True)
+class Short:
+    """Multiply-adds over few terms, in a step of many rows: the part of W of a tile of C lies in registers."""
+
+    tile: ShortTile
+    why: str
+
+    def __str__(self) -> str:
+        return f"simt {self.tile.m}x{self.tile.n} over at most {self.tile.k} terms"
 
 
 @dataclass(frozen=True)
@@ -233,7 +244,7 @@ class SplitOperands:
 
 
 SmallUpdate = WarpSplit | UpdateByParts | SmallN  # those that one launch may make of several layers
-Forward = Simt | WarpSplit | SplitK | WholeBatch | Gemm
+Forward = Simt | Short | WarpSplit | SplitK | WholeBatch | Gemm
 Input = Simt | WarpSplit | WholeBatch | Gemm | Atomic
 Update = (
     Simt | WarpSplit | UpdateByParts | Strips | Gemm | Atomic | SmallN | FewColumns | FewRows | WholeBatch | LargeK
@@ -703,7 +714,7 @@ def _forward(k: int, n: int, work: Work) -> Forward:
         return WholeBatch(most, why, columns, split)
     if not is_cut(k, n):
         if short := _short_tile(k, n, work):
-            return Simt(short, f"{_why_simt(k, n, work)}; k = {k} ≤ {short.k}, and {work.rows:,} rows fill the card")
+            return Short(short, f"{_why_simt(k, n, work)}; k = {k} ≤ {short.k}, and {work.rows:,} rows fill the card")
         if work.is_training:
             of_step, reason = small_batch_tile(work.rows, n, k, card.multiprocessors)
             of_parts, clocks = _cut_of_step(k, n, work)
