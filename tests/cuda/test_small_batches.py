@@ -715,6 +715,24 @@ def test_gradients_of_few_columns_that_are_stored_are_counted(
     assert isinstance(dense_path(k, 10, work).update, Simt)
 
 
+@pytest.mark.parametrize("multiprocessors", [1, 20, 132])
+@pytest.mark.parametrize(
+    ("widths", "rows", "precision"),
+    [((6766, 355, 9), 136, "bfloat16"), ((7924, 432, 10), 23, "tf32"), ((4329, 76, 24), 27, "tf32"),
+     ((4096, 512, 20), 256, "float32")],
+)  # fmt: skip
+def test_a_first_layer_whose_rows_fill_the_card_has_no_tail(
+    widths: tuple[int, int, int], rows: int, precision: str, multiprocessors: int
+) -> None:
+    """It leaves no parts of its product, which a tail would add up."""
+    first, between, outputs = widths
+    plan = make_plan([Dense(first, between, "gelu"), Dense(between, outputs)], capacity=rows, precision=precision)
+    low = lowered(plan, multiprocessors, arch="sm_90a")
+    names = [launch.entry.name for shard in low.shards for launch in shard]
+    is_split = any(name.startswith(("dense_forward_split_k", "dense_forward_few")) for name in names)
+    assert is_split or not any(name.startswith("tail") for name in names)
+
+
 def test_steps_by_blocks_of_rows_and_tails_are_left_alone() -> None:
     small = make_plan([Dense(50, 128, "relu"), Dense(128, 128, "relu"), Dense(128, 1)], capacity=2048)
     assert select(small, STEP.setting, is_training=True).row_step

@@ -13,7 +13,7 @@ from ..kernels import WHOLE_HEAD, HeadForm, Team
 from . import loss as losses
 from . import thresholds
 from .data import shard_costs, target_reads
-from .dense import CountedLayer, DensePath, count_step, dense_path, is_cut, spared_clocks
+from .dense import CountedLayer, DensePath, count_step, dense_path, is_cut, on_tensor_cores, spared_clocks
 from .local_stack import LocalStack, find_stacks, stacked_partials
 from .operands import plan_format, step_formats
 from .row_step import BlocksOfRows, blocks_of_rows
@@ -247,7 +247,10 @@ def _whole_steps(plan: Plan, works: Sequence[Work]) -> tuple[BlocksOfRows, Verdi
     activation = dense[-1].activation if dense else ""
 
     def tail_of(work: Work) -> Verdict:
-        return losses.tail(widths, activation, work, plan.parameter_count, has_frozen=has_frozen)
+        found = losses.tail(widths, activation, work, plan.parameter_count, has_frozen=has_frozen)
+        if found and on_tensor_cores(*widths[0], work):
+            return Verdict(False, "tensor cores make the first layer's product, which leaves no parts of it")
+        return found
 
     layers = [_counted_layers(plan, dense, widths, each) for each in works]
     steps = [count_step(of_work, each) for of_work, each in zip(layers, works, strict=True)]

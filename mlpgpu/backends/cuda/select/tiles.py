@@ -185,7 +185,7 @@ def weight_tile(
         return WeightTile(usual, True, 0, why)
     known, sums_columns = gradient_clocks(usual, k, n, rows, multiprocessors)
     if n % 4:
-        waves = ceil_div(usual.clusters(k, n), multiprocessors // usual.cluster)
+        waves = ceil_div(usual.clusters(k, n), max(1, multiprocessors // usual.cluster))
         known += waves * thresholds.SCALAR_TILE_CLOCKS * min(n, usual.n) // usual.n
     if thresholds.CLUSTERS_SHARE_ROWS:
         alone, *shared = cluster_split_tiles(operand_format)
