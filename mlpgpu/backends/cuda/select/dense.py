@@ -432,7 +432,8 @@ def count_step(layers: Sequence[CountedLayer], work: Work) -> CountedStep | None
                 passes = 0
                 if is_on and not is_scaled and not (before and layer.follows):
                     of_inputs = pass_clocks if chosen else staged_pass_clocks  # first inputs: of several steps at once
-                    passes += of_inputs(work.operand_format, work.rows * layer.k) // (1 if chosen or not is_few else 3)
+                    made = of_inputs(work.operand_format, work.rows * layer.k)
+                    passes += made // thresholds.STAGED_PASSES_OF_FEW_ROWS if is_few and not chosen else made
                 # The delta that this layer leaves for the one before.
                 if before and not is_scaled and not (layer.follows and (is_on or layer.has_head)):
                     passes += pass_clocks(work.operand_format, work.rows * layer.k)
@@ -465,7 +466,7 @@ def _ways(layer: CountedLayer, work: Work) -> tuple[bool, ...]:
 
 
 def _may_leave_whole_batch(work: Work) -> bool:
-    """Whether counts say if tiles on tensor cores make what blocks that keep the whole batch make else."""
+    """Whether counts decide between tiles on tensor cores and blocks that keep the whole batch."""
     is_plain = work.operand_format is not None and not work.operand_format.scaled
     return thresholds.WHOLE_BATCHES_ARE_COUNTED and work.in_place and is_plain
 

@@ -492,6 +492,8 @@ WHOLE_BATCHES_ARE_COUNTED = True
 WHOLE_BATCH_ROW_TENTHS = {False: (45, 30), True: (100, 90)}
 WHOLE_BATCH_CHUNK_CLOCKS = {False: (1700, 3500), True: (3200, 4700)}
 WHOLE_BATCH_BLOCK_CLOCKS = 1200, 500
+# Of so few rows one launch makes operands of more steps' inputs: 0.6 to 0.8 µs a step on an H200, counted at 3 else.
+STAGED_PASSES_OF_FEW_ROWS = 3
 PASSED_BYTES, PASSED_WITHOUT_VECTORS = 24, 1.6  # of a weight, by both; how much longer where rows are no vectors
 
 # --- losses, outputs ---
