@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from counted import thresholds_of
-from map_points import BOUNDS, Point
+from map_points import BOUNDS, Point, weights_of
 
 from mlpgpu import bench
 from mlpgpu.backends import get_backend
@@ -122,7 +122,7 @@ def load(library: str, backend: str) -> ModuleType | None:
 def epochs_of(point: Point, backend: str) -> int:
     """How many epochs take about CALL_SECONDS."""
     bounds, workload = BOUNDS[backend], point.workload
-    step = max(bounds.least_step, workload.flops / bounds.rate[point.precision])
+    step = max(bounds.least_step, workload.flops / bounds.rate[point.precision], weights_of(workload) / bounds.moved)
     return max(1, round(CALL_SECONDS / (step * workload.steps)))
 
 

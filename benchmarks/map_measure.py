@@ -97,6 +97,7 @@ def measure(point: Point, options: Options, modules: dict[str, ModuleType]) -> d
             running[name] = contender
             found[name]["made_seconds"] = round(time.perf_counter() - begun, 2)
     line: dict[str, Any] = {"contenders": found}
+    made = time.perf_counter()
     try:
         turns = bench.take_turns(running, options.rounds, pause=PAUSES[backend])
         per_step = {
@@ -109,13 +110,20 @@ def measure(point: Point, options: Options, modules: dict[str, ModuleType]) -> d
     except Exception as error:
         traceback.print_exc()
         line["failed"] = first_line(error)
+    turned = time.perf_counter()
     for part in (_errors, _costliest):
         try:
             part(point, options, arrays, order, running, steps, line)
         except Exception as error:
             traceback.print_exc()
             line[f"{part.__name__[1:]}_failed"] = first_line(error)
-    line["seconds"] = round(time.perf_counter() - started, 2)
+    ended = time.perf_counter()
+    line["seconds"] = round(ended - started, 2)
+    line["seconds_of"] = {
+        "making": round(made - started, 2),
+        "turns": round(turned - made, 2),
+        "rest": round(ended - turned, 2),
+    }
     return line
 
 

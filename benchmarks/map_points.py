@@ -42,7 +42,8 @@ class Bounds:
         activations: the most numbers of a batch in any one layer, inputs included.
         data_bytes: the most of a data set in float32.
         precisions: of which one is drawn.
-        rate, least_step: operations a second and seconds, by which the seconds of a step are guessed.
+        rate, least_step: operations a second and seconds, by which an epoch's steps are chosen.
+        moved: weights that memory moves in a second, with their slots, which bound steps of few rows.
         epoch_seconds, epoch_steps: about how long an epoch is, and its fewest and most steps.
     """
 
@@ -57,6 +58,7 @@ class Bounds:
     precisions: tuple[str, ...]
     rate: dict[str, float]
     least_step: float
+    moved: float
     epoch_seconds: float
     epoch_steps: tuple[int, int]
 
@@ -65,13 +67,13 @@ BOUNDS = {
     "cuda": Bounds(
         inputs=(4, 8192), hidden=(16, 8192), outputs=(1, 1000), batch=(1, 16_384),
         flops=2e12, weights=2**28, activations=2**27, data_bytes=2**29, precisions=("float32", "tf32", "bfloat16"),
-        rate={"float32": 3e13, "tf32": 2e14, "bfloat16": 4e14}, least_step=2e-5,
+        rate={"float32": 3e13, "tf32": 2e14, "bfloat16": 4e14}, least_step=2e-5, moved=2e11,
         epoch_seconds=0.02, epoch_steps=(2, 512),
     ),
     "cpu": Bounds(
         inputs=(4, 2048), hidden=(16, 2048), outputs=(1, 1000), batch=(1, 4096),
         flops=4e9, weights=2**22, activations=2**22, data_bytes=2**26, precisions=("float32",),
-        rate={"float32": 5e10, "float64": 2.5e10}, least_step=1e-4, epoch_seconds=0.05, epoch_steps=(2, 256),
+        rate={"float32": 5e10, "float64": 2.5e10}, least_step=1e-4, moved=1e9, epoch_seconds=0.05, epoch_steps=(2, 256),
     ),
 }  # fmt: skip
 
@@ -168,9 +170,13 @@ def with_rows(workload: Workload, bounds: Bounds, precision: str) -> Workload:
     return dataclasses.replace(workload, rows=max(least, steps) * workload.batch_size)
 
 
+def weights_of(workload: Workload) -> int:
+    return sum(n_in * n_out for n_in, n_out in pairwise(workload.widths))
+
+
 def fits(workload: Workload, bounds: Bounds) -> bool:
     """Whether a workload keeps to what a point may take."""
-    weights = sum(n_in * n_out for n_in, n_out in pairwise(workload.widths))
+    weights = weights_of(workload)
     data = workload.batch_bytes * workload.steps
     return (
         workload.flops <= bounds.flops

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -94,6 +94,12 @@ FORMS = (
     Form("plain scan, cuBLASLt", options={"xla_gpu_enable_cublaslt": True}),
     Form("unrolled by 4, all tilings", unroll=4, options={"xla_gpu_exhaustive_tiling_search": True}),
 )
+
+
+@lru_cache(maxsize=1)
+def _initial(workload: Workload) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The parameters that all contenders of a workload begin with, which take seconds where they are many."""
+    return workload.initial()
 
 
 class Contender:
@@ -258,7 +264,7 @@ class Contender:
 
     def _initial_state(self) -> Any:
         kept = self.algorithm.kept
-        parameters = [(jnp.asarray(w, kept), jnp.asarray(b, kept)) for w, b in self.workload.initial()]
+        parameters = [(jnp.asarray(w, kept), jnp.asarray(b, kept)) for w, b in _initial(self.workload)]
         return parameters, self._slots(parameters)
 
     def start(self, x: Any, y: Any) -> Contender:

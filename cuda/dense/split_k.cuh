@@ -136,19 +136,34 @@ __device__ __forceinline__ void update_part_of_tile(int m0, int n0, float* of_ti
 
     const float scale = static_cast<float>(inverse_weight(totals));
     const float* const rates = schedule + step->run * RATES_PER_STEP;
-    const auto sum_of_parts = [&](int element) {
-        float sum = 0.0f;
-#pragma unroll 8
-        for (int i = 0; i < parts; ++i) sum += __ldcg(of_tile + i * SIZE + element);
-        return sum;
+    const InPlace<Rule> of_weight = {weight, weight_slots, size, n, scale, rates};
+    // What the rule reads of a thread's elements is in flight while their sums are, those of four parts at once.
+    constexpr int OWN = ELEMENTS > T::THREADS ? ELEMENTS / T::THREADS : 1;
+    static_assert(ELEMENTS % T::THREADS == 0 || ELEMENTS < T::THREADS);
+    typename InPlace<Rule>::Loaded loaded[OWN] = {};
+    float sums[OWN] = {};
+    const auto place = [=](int own) { return static_cast<int>(threadIdx.x) + own * T::THREADS; };
+    const auto is_inside = [=](int element) {
+        return element < ELEMENTS && m0 + element / T::N < k && n0 + element % T::N < n;
     };
-    for (int element = threadIdx.x; element < ELEMENTS; element += T::THREADS) {
-        const int row = m0 + element / T::N, column = n0 + element % T::N;
-        if (row < k && column < n) InPlace<Rule>{weight, weight_slots, size, n, scale, rates}(row, column, sum_of_parts(element));
-    }
+#pragma unroll
+    for (int own = 0; own < OWN; ++own)
+        if (is_inside(place(own))) loaded[own] = of_weight.load(m0 + place(own) / T::N, n0 + place(own) % T::N);
+#pragma unroll 4
+    for (int i = 0; i < parts; ++i)
+#pragma unroll
+        for (int own = 0; own < OWN; ++own)
+            if (is_inside(place(own))) sums[own] += __ldcg(of_tile + i * SIZE + place(own));
+#pragma unroll
+    for (int own = 0; own < OWN; ++own)
+        if (is_inside(place(own)))
+            of_weight.put(m0 + place(own) / T::N, n0 + place(own) % T::N, of_weight.finish(sums[own], loaded[own]));
     const int column = n0 + threadIdx.x;
-    if (bias && m0 == 0 && threadIdx.x < T::N && column < n)
-        InPlace<BiasRule<Rule>>{bias, bias_slots, size, n, scale, rates}(0, column, sum_of_parts(ELEMENTS + threadIdx.x));
+    if (!bias || m0 > 0 || threadIdx.x >= T::N || column >= n) return;
+    float sum = 0.0f;
+#pragma unroll 8
+    for (int i = 0; i < parts; ++i) sum += __ldcg(of_tile + i * SIZE + ELEMENTS + threadIdx.x);
+    InPlace<BiasRule<Rule>>{bias, bias_slots, size, n, scale, rates}(0, column, sum);
 }
 
 template <class Rule, class T>

@@ -18,8 +18,8 @@ struct MovedLayer {
     int k, n, first;
 };
 
-// Moves a bias along the sums of dz's columns, so many from `first` on. Neighbouring threads have neighbouring quads of columns,
-// and each every so many-th row.
+// Adds up a block's columns of dz, from `first` on, and moves their biases. Neighbouring threads have neighbouring quads of
+// columns, and each thread every LANES-th row.
 template <class Product, class Step>
 __device__ __forceinline__ void move_bias(const MovedLayer& layer, int first, int64_t component_stride, int rows, const Step& of_bias) {
     constexpr int QUADS = Product::Tile::N / Product::BLOCKS / 4, LANES = 2 * WARPGROUP / QUADS;

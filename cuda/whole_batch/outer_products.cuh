@@ -64,7 +64,7 @@ __device__ __forceinline__ void dense_update_outer_products(const Step* step, in
     const float* const deltas = dz + static_cast<int64_t>(rows.first) * n;
     const int row = first / n, column = first - row * n, of_row = n - column;  // so many elements are of this row
     const int next_row = min(row + 1, k - 1);
-    // Loads of all rows are in flight at once; rows that there are not give 0.
+    // Loads of all rows are in flight at once; a row behind the last one counts as 0.
     const bool is_vector = is_vectored(deltas, n);
     float value[T::ROWS], next[T::ROWS], delta[T::ROWS][T::QUAD];
 #pragma unroll

@@ -104,11 +104,12 @@ class StripTile(BlockTile):
 
     main_loop: ClassVar[str | None] = "gemm/strip.cuh"
     blocks: ClassVar[int] = 2
+    spill_bytes: ClassVar[int] = 80  # of many of the few, addresses
 
     @property
     def K(self) -> int:
         """Rows of the batch that a block has in flight."""
-        return 32 if self.n < self.m or self.m > 8 else 64
+        return 64 if min(self.m, self.n) <= 4 else 32
 
     @property
     def shared_bytes(self) -> int:

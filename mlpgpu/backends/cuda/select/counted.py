@@ -449,16 +449,18 @@ def parts_of_rows(shapes: Sequence[tuple[int, int]], rows: int, multiprocessors:
 
 def parts_of_strips(tile: StripTile, k: int, n: int, rows: int, multiprocessors: int) -> tuple[int, int]:
     """Of an update by strips of a weight (k, n): in how many parts of the rows it takes least, and clocks."""
-    turns, streamed = ceil_div(rows, tile.K), streamed_clocks(4 * rows * max(k, n))
-    of_eight = ceil_div(tile.m * tile.n, tile.threads) * thresholds.STRIP_SUMS_CLOCKS
-    of_turn = thresholds.STRIP_ROWS_CLOCKS if tile.n < tile.m else thresholds.ROW_STRIP_CLOCKS
+    turns, passes = ceil_div(rows, tile.K), 1 if tile.n < tile.m else 2  # dz, which was just made, also goes to memory
+    streamed = passes * 4 * rows * max(k, n) // thresholds.STRIP_BYTES_PER_CLOCK
+    own = ceil_div(tile.m * tile.n, tile.threads)  # elements of a thread, whose parts are in flight together
+    of_four = thresholds.STRIP_SUMS_CLOCKS + own * thresholds.STRIP_SUM_CLOCKS
 
     def clocks(parts: int) -> int:
-        return max(ceil_div(turns, parts) * of_turn, streamed) + ceil_div(parts, 8) * of_eight
+        waiting = ceil_div(turns, parts) * thresholds.STRIP_ROWS_CLOCKS // 2
+        return waiting + max(waiting, streamed) + ceil_div(parts, 4) * of_four
 
     most = max(1, min(tile.blocks * multiprocessors // math.prod(tile.grid(k, n)), turns))
     parts = min(range(1, most + 1), key=clocks)
-    return ceil_div(turns, ceil_div(turns, parts)), clocks(parts) + thresholds.ADDED_PARTS_CLOCKS
+    return ceil_div(turns, ceil_div(turns, parts)), clocks(parts) + thresholds.STRIP_CLOCKS
 
 
 def whole_batch_clocks(

@@ -341,11 +341,13 @@ SHORT_TILES_ARE_USED = True
 SHORT_CLOCKS, SHORT_ROW_CLOCKS, SHORT_TERM_TENTHS = 2500, 25, 13
 
 # True: a weight of at most 8 columns or 16 rows is moved strip by strip where that is counted to take less by more than
-# a launch, since strips are not moved with other layers' tiles.  So many clocks for some rows of the batch by each of
-# eight warps, which wait for memory once, and for each eight parts of 256 elements, for which the last block waits
-# once.
+# a launch, since strips are not moved with other layers' tiles.  So many clocks of a block; for some rows of the batch
+# by each of eight warps, which wait for memory once; for each four parts, for which the last block waits once, and for
+# each element of its threads more; and bytes that memory gives a clock.  Fitted to 26 updates of few columns and four
+# of few rows on an H200.
 STRIPS_ARE_USED = True
-STRIP_ROWS_CLOCKS, ROW_STRIP_CLOCKS, STRIP_SUMS_CLOCKS = 1200, 2500, 700
+STRIP_CLOCKS, STRIP_ROWS_CLOCKS, STRIP_BYTES_PER_CLOCK = 3000, 1850, 2600
+STRIP_SUMS_CLOCKS, STRIP_SUM_CLOCKS = 400, 120
 
 # True: in a step launch by launch the updates of small weights that are of one kind are one launch, behind the last one
 # that makes a delta of theirs.  Where blocks have parts of the rows, all layers' blocks are one wave: in as many parts
