@@ -137,27 +137,30 @@ __device__ __forceinline__ void update_part_of_tile(int m0, int n0, float* of_ti
     const float scale = static_cast<float>(inverse_weight(totals));
     const float* const rates = schedule + step->run * RATES_PER_STEP;
     const InPlace<Rule> of_weight = {weight, weight_slots, size, n, scale, rates};
-    // What the rule reads of a thread's elements is in flight while their sums are, those of four parts at once.
-    constexpr int OWN = ELEMENTS > T::THREADS ? ELEMENTS / T::THREADS : 1;
-    static_assert(ELEMENTS % T::THREADS == 0 || ELEMENTS < T::THREADS);
-    typename InPlace<Rule>::Loaded loaded[OWN] = {};
-    float sums[OWN] = {};
-    const auto place = [=](int own) { return static_cast<int>(threadIdx.x) + own * T::THREADS; };
-    const auto is_inside = [=](int element) {
-        return element < ELEMENTS && m0 + element / T::N < k && n0 + element % T::N < n;
-    };
+    // What the rule reads of some elements of a thread is in flight while their sums are, those of four parts at once.
+    constexpr int OWN = ELEMENTS > T::THREADS ? ELEMENTS / T::THREADS : 1, AT_ONCE = OWN > 4 ? 4 : OWN;
+    static_assert(OWN * T::THREADS == ELEMENTS || ELEMENTS < T::THREADS);
+    static_assert(OWN % AT_ONCE == 0);
+#pragma unroll 1
+    for (int first_element = threadIdx.x; first_element < ELEMENTS; first_element += AT_ONCE * T::THREADS) {
+        typename InPlace<Rule>::Loaded loaded[AT_ONCE] = {};
+        float sums_of_parts[AT_ONCE] = {};
+        const auto element = [=](int own) { return first_element + own * T::THREADS; };
+        const auto row = [=](int own) { return m0 + element(own) / T::N; };
+        const auto column = [=](int own) { return n0 + element(own) % T::N; };
+        const auto is_inside = [=](int own) { return row(own) < k && column(own) < n; };
 #pragma unroll
-    for (int own = 0; own < OWN; ++own)
-        if (is_inside(place(own))) loaded[own] = of_weight.load(m0 + place(own) / T::N, n0 + place(own) % T::N);
+        for (int own = 0; own < AT_ONCE; ++own)
+            if (is_inside(own)) loaded[own] = of_weight.load(row(own), column(own));
 #pragma unroll 4
-    for (int i = 0; i < parts; ++i)
+        for (int i = 0; i < parts; ++i)
 #pragma unroll
-        for (int own = 0; own < OWN; ++own)
-            if (is_inside(place(own))) sums[own] += __ldcg(of_tile + i * SIZE + place(own));
+            for (int own = 0; own < AT_ONCE; ++own)
+                if (is_inside(own)) sums_of_parts[own] += __ldcg(of_tile + i * SIZE + element(own));
 #pragma unroll
-    for (int own = 0; own < OWN; ++own)
-        if (is_inside(place(own)))
-            of_weight.put(m0 + place(own) / T::N, n0 + place(own) % T::N, of_weight.finish(sums[own], loaded[own]));
+        for (int own = 0; own < AT_ONCE; ++own)
+            if (is_inside(own)) of_weight.put(row(own), column(own), of_weight.finish(sums_of_parts[own], loaded[own]));
+    }
     const int column = n0 + threadIdx.x;
     if (!bias || m0 > 0 || threadIdx.x >= T::N || column >= n) return;
     float sum = 0.0f;

@@ -104,7 +104,7 @@ class StripTile(BlockTile):
 
     main_loop: ClassVar[str | None] = "gemm/strip.cuh"
     blocks: ClassVar[int] = 2
-    spill_bytes: ClassVar[int] = 80  # of many of the few, addresses
+    spill_bytes: ClassVar[int] = 128  # of 16 rows, addresses
 
     @property
     def K(self) -> int:

@@ -458,7 +458,9 @@ def parts_of_strips(tile: StripTile, k: int, n: int, rows: int, multiprocessors:
         waiting = ceil_div(turns, parts) * thresholds.STRIP_ROWS_CLOCKS // 2
         return waiting + max(waiting, streamed) + ceil_div(parts, 4) * of_four
 
-    most = max(1, min(tile.blocks * multiprocessors // math.prod(tile.grid(k, n)), turns))
+    # More blocks would not run beside other launches (runs_beside of updates.py).
+    room = tile.blocks * multiprocessors * thresholds.BESIDE_TENTHS // 10
+    most = max(1, min(room // math.prod(tile.grid(k, n)), turns))
     parts = min(range(1, most + 1), key=clocks)
     return ceil_div(turns, ceil_div(turns, parts)), clocks(parts) + thresholds.STRIP_CLOCKS
 

@@ -876,7 +876,7 @@ def _unstripped_clocks(k: int, n: int, work: Work) -> int:
 
 
 def _strips(k: int, n: int, work: Work) -> Strips | None:
-    """An update by strips, if a weight has so few columns or rows and that is counted to take less by more than a
+    """An update by strips, if a weight has so few columns or rows and that is counted to take less by more than half a
     launch."""
     tile = kernels.strip(k, n)
     is_used = thresholds.STRIPS_ARE_USED and thresholds.UPDATES_HAVE_PARTS and _may_share_rows(work)
@@ -884,7 +884,7 @@ def _strips(k: int, n: int, work: Work) -> Strips | None:
         return None
     parts, clocks = parts_of_strips(tile, k, n, work.rows, work.setting.multiprocessors)
     known = _unstripped_clocks(k, n, work)
-    if parts == 1 or not is_faster(clocks + thresholds.LAUNCH_CLOCKS, known):
+    if parts == 1 or not is_faster(clocks + thresholds.LAUNCH_CLOCKS // 2, known):
         return None
     few = f"n = {n} ≤ {tile.n}" if tile.n < tile.m else f"k = {k} ≤ {tile.m}"
     why = f"{few}; counted clocks: {clocks:,} by strips, of parts of the rows, {known:,} by other ways"

@@ -341,10 +341,11 @@ SHORT_TILES_ARE_USED = True
 SHORT_CLOCKS, SHORT_ROW_CLOCKS, SHORT_TERM_TENTHS = 2500, 25, 13
 
 # True: a weight of at most 8 columns or 16 rows is moved strip by strip where that is counted to take less by more than
-# a launch, since strips are not moved with other layers' tiles.  So many clocks of a block; for some rows of the batch
-# by each of eight warps, which wait for memory once; for each four parts, for which the last block waits once, and for
-# each element of its threads more; and bytes that memory gives a clock.  Fitted to 26 updates of few columns and four
-# of few rows on an H200.
+# half a launch, since strips are not moved with other layers' tiles, and in no more parts than leave room for other
+# launches: 23-4096-3 at 1,024 rows in float32 takes 92 µs with 256 blocks of them, 82 with 128.  So many clocks of a
+# block; for some rows of the batch by each of eight warps, which wait for memory once; for each four parts, for which
+# the last block waits once, and for each element of its threads more; and bytes that memory gives a clock.  Fitted to
+# 26 updates of few columns and four of few rows on an H200.
 STRIPS_ARE_USED = True
 STRIP_CLOCKS, STRIP_ROWS_CLOCKS, STRIP_BYTES_PER_CLOCK = 3000, 1850, 2600
 STRIP_SUMS_CLOCKS, STRIP_SUM_CLOCKS = 400, 120
