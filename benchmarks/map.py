@@ -43,7 +43,7 @@ from plain_environment import begin_without_limits
 from mlpgpu import bench
 
 POINTS, SEED = 40, "first"
-CHUNK = 16  # points compiled together, before they are measured: what is compiled is lost if the time is over
+CHUNK = 8  # points compiled together, before they are measured: what is compiled is lost if the time is over
 LIBRARIES_OF = {"cuda": ("mlpgpu", "JAX", "PyTorch"), "cpu": LIBRARIES}
 POINT_SECONDS = {"cuda": 120.0, "cpu": 400.0}  # at most, before a point counts as failed
 COMPILING_SHARE = 0.6  # of the time that is left, at most, for compiling some points ahead
