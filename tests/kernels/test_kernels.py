@@ -741,8 +741,8 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "rows behind the last one added to a bias by a strip of few rows": (
         "gemm/strip.cuh",
-        "if (k0 + i < k_end && w < of_wide.outer) load_columns",
-        "if (w < of_wide.outer) load_columns",
+        "if (k0 + i < k_end && w < of_wide.outer) four",
+        "if (w < of_wide.outer) four",
         kernels.dense_backward_update_by_parts("SGD", kernels.STRIPS[-1]),
     ),
     "a strip's inputs read before all lanes have left theirs": (
