@@ -24,8 +24,8 @@ BEGINNING = 60.0  # within which ranks have begun
 SECONDS = 10.0  # within which they end
 MOST_SECONDS = 60.0  # and begin before, on a loaded machine
 LIMIT = 6  # seconds of MLPGPU_RANKS_TIMEOUT
-# What mpirun hands on to other hosts, so that no rank compiles loops while others wait for it.
-HANDED_ON = "PYTHONPATH", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MLPGPU_CACHE"
+# What mpirun hands on to other hosts, so that no rank compiles loops while others wait for it, and all have one BLAS.
+HANDED_ON = "PYTHONPATH", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OPENBLAS_CORETYPE", "MLPGPU_CACHE"
 # What Open MPI 5.0 says where it fails to start a job, now and then on a machine that has more to do than cores.
 NOT_STARTED, TRIES = "PRTE ERROR", 3
 # As srun: mpirun leaves the other ranks alone when one ends, so that they are seen to end by themselves.
@@ -84,7 +84,7 @@ def command(hosts: list[Host], folder: Path, script: str, *options: str, ranks: 
     """A script's ranks, one on each host or as many as said, whose mpirun is typed on the first host."""
     counts = ranks or (1,) * len(hosts)
     slots = ",".join(f"{host.name}:{count}" for host, count in zip(hosts, counts, strict=True))
-    variables = [word for name in HANDED_ON for word in ("-x", name)]
+    variables = [word for name in HANDED_ON if name in clean_environ() for word in ("-x", name)]
     start = [*mpirun(), "--prtemca", "plm_ssh_agent", in_place_of_ssh(*hosts), *variables, *options]
     script = f"import os; os.chdir({str(folder)!r})\n{dedent(script)}"
     return hosts[0].command(
