@@ -28,6 +28,7 @@ from .interchange import ALIGNMENT, check_shape, is_card_frame, is_on_card, open
 CHUNK_BYTES = 1 << 20
 KEPT_DTYPES = (np.dtype(np.uint8), np.dtype(np.float32), np.dtype(np.float64))
 INPUT_DTYPES: tuple[np.dtype, ...] = (*KEPT_DTYPES, *map(np.dtype, ("i1", "i2", "i4", "i8", "u2", "u4", "u8")))
+USUAL_SCALE = 1 / 255  # of bytes of which nobody said what they mean
 LEAST_SCALE, MOST_SCALE = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max) / 255
 EXACT_MOST = 1 << 24  # whole numbers up to here are float32's own
 FEW_STEPS = 1 << 18  # of rounded numbers between the least and the greatest of a column
@@ -338,7 +339,7 @@ def check_scale(scale: float | None, x: np.ndarray) -> Inputs:
     if told is None and _is_binary(x):
         message = "x: bytes that are only 0 and 1 are multiplied by 1/255; scale=1 keeps them, scale=1/255 is as now"
         warn_caller(message)
-    return Inputs("bytes", 1 / 255 if told is None else told, told is not None)
+    return Inputs("bytes", USUAL_SCALE if told is None else told, told is not None)
 
 
 def _is_binary(x: np.ndarray) -> bool:

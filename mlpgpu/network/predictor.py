@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from ..backends import MOST_ROWS, choose_backend, get_backend
 from ..datasets import Dataset, Inputs
-from ..datasets.arrays import as_array, check_finite, chunks
+from ..datasets.arrays import USUAL_SCALE, as_array, check_finite, chunks
 from ..datasets.interchange import CardArray, in_library_of
 from ..errors import ConfigurationError, DataError, DtypeError, ShapeError, check_integer, shown
 from ..locks import Mutex
@@ -79,6 +79,7 @@ class Compiled:
         # What arrays mean, as of what the network remembers.
         self._remembered: Remembered | None = None
         self._scales: Mapping[np.dtype, float | None] = {}
+        self._knows_inputs = False
 
     def suits(self, network: Predictable) -> bool:
         """Whether the network's output function and precision are still those that it was compiled for."""
@@ -95,8 +96,14 @@ class Compiled:
         if network.remembered is not self._remembered:
             self._learn(network.remembered)
         rows: np.ndarray | None = None
-        if type(x) is np.ndarray and x.ndim == 2 and x.dtype in self._scales and x.shape[1] == self._n_in and len(x):
-            scale = self._scales[x.dtype]
+        if (
+            type(x) is np.ndarray
+            and x.ndim == 2
+            and x.shape[1] == self._n_in
+            and len(x)
+            and (x.dtype in self._scales or self._has_usual_bytes(x))
+        ):
+            scale = self._scales.get(x.dtype, USUAL_SCALE)
             count = len(x)
         else:
             given = x
@@ -163,7 +170,12 @@ class Compiled:
         # Bytes of which nobody knows what they mean come by way of a Dataset, which may warn.
         if inputs is not None and inputs.scale is not None and inputs.means_the_same(Inputs("bytes", inputs.scale)):
             scales[_BYTES] = inputs.scale
-        self._scales, self._remembered = scales, remembered
+        self._scales, self._remembered, self._knows_inputs = scales, remembered, inputs is not None
+
+    def _has_usual_bytes(self, x: np.ndarray) -> bool:
+        """Whether a Dataset would take an array (rows, n_in) as bytes of the usual scale, and warn of nothing."""
+        # One number in the first row that is neither 0 nor 1 is enough; strip finds it at C's speed.
+        return not self._knows_inputs and x.dtype == _BYTES and bool(x[0].tobytes().strip(b"\0\1"))
 
     def _check_inputs(self, network: Predictable, x: Any) -> tuple[np.ndarray, np.ndarray | None, int, float | None]:
         """An array of inputs, which rows of it, how many, and what bytes are multiplied by."""

@@ -23,7 +23,7 @@ import mlpgpu as mg
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends.constants import hyper_parameters, loss_numbers
 from mlpgpu.backends.cpu.blas import BLAS
-from mlpgpu.backends.cpu.loops import Call, has_loop, joined, library, loops_name, why_not
+from mlpgpu.backends.cpu.loops import Call, address_of, has_loop, joined, library, loops_name, why_not
 from mlpgpu.backends.cpu.loops import library as loops_library
 from mlpgpu.backends.cpu.products import packs_nothing, packs_nothing_for_gradient, spares_blas
 from mlpgpu.backends.sources import native_folder, source_folder
@@ -33,7 +33,7 @@ from mlpgpu.random import half_words, least_kept
 
 DRAW = np.random.default_rng(7)
 FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
-SHAPES = (1, 1), (1, 33), (3, 16), (5, 10), (40, 1), (7, 47)
+SHAPES = (1, 1), (1, 33), (3, 16), (5, 10), (40, 1), (7, 47), (37, 5)
 NUMBERS: dict[str, Any] = {"huber": {"delta": 0.7}, "quantile": {"level": 0.3}, "binary_focal": {"gamma": 1.5}}
 OPTIONS: dict[str, Any] = {"l1": 0.01, "l2": 0.02}
 
@@ -97,6 +97,16 @@ def test_each_loop_over_elements_is_made_of_vectors(dtype: np.dtype) -> None:
         lines = (folders[0] / name).read_text().splitlines()
         over_elements = {(name, number) for number, line in enumerate(lines, 1) if line.lstrip().startswith("EACH for")}
         assert sorted(over_elements & missed) == []
+
+
+def test_an_arrays_address_is_read_as_numpy_gives_it() -> None:
+    frozen = np.arange(12.0).reshape(3, 4)
+    frozen.flags.writeable = False
+    for array in (frozen, frozen[1:, ::-1], np.zeros((2, 0)), np.array(3), np.frombuffer(b"bytes", np.uint8)[2:]):
+        assert address_of(array) == array.__array_interface__["data"][0]
+    assert address_of.__name__ == (
+        "_read_address" if platform.python_implementation() == "CPython" else "_asked_address"
+    )
 
 
 # --- each loop ---
@@ -272,9 +282,15 @@ def test_blas_makes_large_products_where_it_is_faster() -> None:
         assert packs(64, weights, 512, is_fast=True)
         assert packs(8, weights, 512, is_fast=False)
         assert not packs(9, weights, 512, is_fast=False)
-        assert not packs(64, 15 * 16384, 15, is_fast=True)
+        assert not packs(64, 5 * 16384, 5, is_fast=True)
+        assert not packs(64, 15 * 16384, 15, is_fast=False)
         assert not packs(513, weights, 512, is_fast=True)
         assert not packs(5, 100, 20, is_fast=True)
+    assert packs_nothing(64, 15 * 16384, 15, is_fast=True)
+    assert packs_nothing(64, 9 * 16, 9, is_fast=True)
+    assert packs_nothing(4096, 6 * 784, 6, is_fast=True)
+    assert not packs_nothing(16, 6 * 128, 6, is_fast=True)
+    assert not packs_nothing_for_gradient(64, 15 * 16384, 15, is_fast=True)
 
 
 @needs_loops

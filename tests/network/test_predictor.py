@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 import threading
+import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -129,6 +130,51 @@ def test_a_predictor_takes_what_a_data_set_takes(tmp_path: Path) -> None:
         np.testing.assert_array_equal(predictor(x), predictor(plain), err_msg=name)
         np.testing.assert_array_equal(net.predict(x, backend="cpu"), predictor(plain), err_msg=name)
         np.testing.assert_allclose(predictor(x), expected(net, plain), atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize("rows", [1, 3, ROWS, 900])
+def test_the_same_numbers_have_the_same_bits_in_whatever_array(rows: int, precision: str) -> None:
+    """A call as a whole and in pieces, of one array after another, and of chosen rows."""
+    whole = np.random.default_rng(rows).integers(0, 100, size=(rows, 12))
+    plain = mg.Network([mg.Dense(12, 9, "relu"), mg.Dense(9, 3)], seed=4)
+    standardized = mg.Network([mg.Standardize(12), mg.Dense(12, 9, "tanh"), mg.Dense(9, 3)], seed=4)
+    standardized.adapt(mg.Dataset(whole + np.random.default_rng(1).random(whole.shape)))
+    wide = np.zeros((rows + 1, 26))
+    wide[1:, 1::2] = np.column_stack([whole, np.zeros(rows)])
+    kinds = [*(whole.astype(code) for code in "bhiqHIQd"), wide[1:, 1:25:2], wide[1:, 23::-2][:, ::-1]]
+    rounded = [*(whole.astype(code) for code in "ef"), np.asfortranarray(whole.astype(np.float32)), whole.astype(">i4")]
+    for net, alike in ((plain, kinds + rounded), (standardized, kinds)):  # which rounds what float32 holds before that
+        mg.Trainer(net, "softmax_cross_entropy", precision=precision, backend="cpu")
+        for predictor in (net.predictor("cpu"), net.predictor("cpu", batch_size=64)):
+            expected = predictor(whole.astype(np.float64))
+            for x in (*alike, *alike[::-1]):
+                np.testing.assert_array_equal(predictor(x), expected, err_msg=f"{x.dtype} {x.strides}")
+            for part in mg.Dataset(whole.astype(np.float64)).split(0.5, seed=2) if rows > 1 else ():
+                np.testing.assert_array_equal(predictor(part), predictor(np.array(part.x)))
+
+
+def test_bytes_of_which_nobody_said_what_they_mean() -> None:
+    """A network that was never trained takes them as a data set does, which warns where all are 0 and 1."""
+    x = np.random.default_rng(2).integers(0, 256, size=(ROWS, 12), dtype=np.uint8)
+    net = network()
+    predictor = net.predictor("cpu")
+    by_data_set = predictor(mg.Dataset(x, scale=1 / 255))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for array in (x, np.asfortranarray(x), x[::-1][::-1]):
+            np.testing.assert_array_equal(predictor(array), by_data_set)
+        np.testing.assert_array_equal(net.predict(x, backend="cpu"), by_data_set)
+        for part in mg.Dataset(x).split(0.5, seed=2):
+            np.testing.assert_array_equal(predictor(part), predictor(part.storage_x[part.storage_index]))
+    binary = x % 2
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="only 0 and 1"):
+            np.testing.assert_array_equal(predictor(binary), predictor(mg.Dataset(binary, scale=1 / 255)))
+    binary[0, 3] = 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        predictor(binary)
 
 
 def test_bytes_mean_what_they_meant_in_training() -> None:
@@ -309,7 +355,7 @@ def test_an_error_in_a_piece_reaches_the_caller(monkeypatch: pytest.MonkeyPatch)
         raise MemoryError
 
     with monkeypatch.context() as broken:
-        broken.setattr(inference.CpuInference, "_inputs", fail)
+        broken.setattr(inference.CpuInference, "_take_scratch", fail)
         with pytest.raises(MemoryError):
             predictor(x)
     np.testing.assert_array_equal(predictor(x), before)

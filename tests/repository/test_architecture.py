@@ -108,6 +108,7 @@ INNER_LEVELS = {
             "phased_steps",
             "program",
             "tensor_program",
+            "copied_rows",
             "chain",
             "inference",
             "backend",

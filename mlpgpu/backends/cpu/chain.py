@@ -11,6 +11,7 @@ from ... import plan as ops
 from ...plan import Plan
 from .blas import BLAS
 from .compiled import output, rows_product
+from .copied_rows import CopiedRows
 from .loops import Call, Parts, Phases, address_of, has_long_vectors, helpers_of, joined, library, run_steps, steps_of
 from .phases import ROW_BLOCK, equal_parts, is_along_k, only_calls, row_parts
 from .products import spares_blas
@@ -37,8 +38,9 @@ class Chain:
         operations, values: in order, and the parameters or statistics of each.
         written: (rows, width), where each of them writes; the last two may be one array.  Of several parts no others
             share memory, since parts do not wait for each other after each operation.
-        inputs: (rows, n_in), like those that it will be called with.
+        inputs: (rows, n_in), like those that it will be called with; where it copies them, where to.
         parts: into which it is cut, for threads to share them; the bits follow from their number.
+        copied: what copies the inputs of a call, if they are not read where they lie.
 
     Attributes:
         nbytes: of what several parts write, which nobody else does.
@@ -51,8 +53,9 @@ class Chain:
         written: Sequence[np.ndarray],
         inputs: np.ndarray,
         parts: int = 1,
+        copied: CopiedRows | None = None,
     ) -> None:
-        self._parts = parts
+        self._parts, self._copied = parts, copied
         self._dtype, self._rows = inputs.dtype, row_parts(len(inputs), parts)
         self._found = np.zeros(len(self._rows), np.int64)
         # Which arguments of calls lie in the inputs, or in the results, and how many bytes from their beginning.
@@ -66,6 +69,9 @@ class Chain:
         is_fast = has_long_vectors(inputs.dtype)
         self._spares_blas = parts == 1 and spares_blas(len(inputs), weights, is_fast=is_fast)
         x = inputs
+        if copied is not None:
+            for part, rows in enumerate(self._rows):
+                self._phases[-1][part] += copied.calls(rows, x[rows])
         for op, of_op, y in zip(operations, values, written, strict=False):
             self._bind(op, of_op, x, y)
             x = y
@@ -93,7 +99,7 @@ class Chain:
         """Add calls that read ``x`` to a part of the last phase."""
         self._phases[-1][part] += calls
         offset = address_of(x) - address_of(self._given)
-        if np.may_share_memory(x, self._given):
+        if self._copied is None and np.may_share_memory(x, self._given):
             self._inputs += [(call, place, offset) for call in calls for place in call.places(x)]
 
     def _bind(self, op: ops.Operation, values: Values, x: np.ndarray, y: np.ndarray) -> None:
@@ -140,9 +146,14 @@ class Chain:
             calls.append(Call(self._dtype, f"activate_{op.activation}", y, bias, y, *y.shape))
         return calls
 
-    def run(self, x: np.ndarray, out: np.ndarray) -> bool:
-        """Write the results for ``x`` (rows, n_in) to ``out``; returns whether x may not be finite."""
+    def run(self, x: np.ndarray, out: np.ndarray, rows: np.ndarray | None = None) -> bool:
+        """Write the results for ``x`` (rows, n_in) to ``out``; returns whether x may not be finite.
+
+        Where it copies them, for all rows of ``x`` or those at ``rows``, in any form of :mod:`~.copied_rows`.
+        """
         address, result = address_of(x), address_of(out)
+        if self._copied is not None:
+            self._copied.point_at(x, rows)
         for call, place, offset in self._inputs:
             call.words[place] = address + offset
         for call, place, offset in self._results:

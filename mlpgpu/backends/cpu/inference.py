@@ -8,7 +8,7 @@ of cores, whatever else runs beside them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from math import isfinite
@@ -24,9 +24,10 @@ from ...losses import apply_output
 from ...plan import Plan
 from ..base import Inference, Program, State
 from ..cores import available_cores
-from ..inputs import InputScaling, has_more_digits
+from ..inputs import InputScaling, has_more_digits, input_standardize
 from .blas import BLAS
 from .chain import Chain, Values, is_chain
+from .copied_rows import CopiedRows, can_be_copied, kind_of
 from .pool import POOL
 from .program import CpuProgram
 from .tensor_program import TensorProgram
@@ -48,7 +49,7 @@ COLUMNS_BELOW_ROWS, WIDE = 384, 512
 SHARED_ROWS, SHARED_FLOPS, READING_ROWS = 384, 1 << 28, 3
 PARTS_FROM = (4, 1 << 25), (2, 1 << 22)
 KEPT_CHAINS, KEPT_BYTES = 8, 1 << 25  # numbers of rows, and bytes that their calls write, of more than one number
-PIECE_BYTES = 1 << 22  # of the widest array of a piece, at most
+CALL_BYTES, PIECE_BYTES = 1 << 22, 1 << 20  # of the widest array of a call that is not cut, and of a piece, at most
 
 Compute = Callable[[Values, np.ndarray, np.ndarray, np.ndarray], bool]
 ComputeColumns = Callable[[Values, np.ndarray, np.ndarray, np.ndarray, slice], bool]
@@ -93,7 +94,7 @@ class Scratch:
         self._inputs: np.ndarray | None = None
         self._gathered: np.ndarray | None = None
         self._views: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
-        self._chains: dict[tuple[int, int, int, int], Chain] = {}
+        self._chains: dict[tuple[Hashable, ...], Chain] = {}
         self._chained: Loaded | None = None  # what the chains read
 
     def views(self, rows: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -109,16 +110,25 @@ class Scratch:
         return views
 
     def chain(
-        self, operations: Sequence[ops.Operation], loaded: Loaded, part: slice, last: int, x: np.ndarray, parts: int
+        self,
+        operations: Sequence[ops.Operation],
+        loaded: Loaded,
+        part: slice,
+        last: int,
+        x: np.ndarray,
+        parts: int,
+        kind: Hashable = None,
+        copied: Callable[[], CopiedRows] | None = None,
     ) -> Chain:
         """What computes ``part`` of the operations on rows like ``x``; those from ``last`` on write to one array.
 
-        Threads share it by so many ``parts``.
+        Threads share it by so many ``parts``.  Where it copies inputs to ``x`` first, ``copied`` makes what copies
+        those of a ``kind``.
         """
         if self._chained is not loaded:
             self._chains.clear()
             self._chained = loaded
-        key = len(x), part.start, part.stop, parts
+        key = len(x), part.start, part.stop, parts, kind
         chain = self._chains.get(key)
         if chain is None:
             if parts == 1:
@@ -126,7 +136,8 @@ class Scratch:
             else:
                 written = [np.empty((len(x), width), self._dtype) for width in self._widths]
             written[last:] = [written[last]] * (len(written) - last)
-            chain = Chain(operations[part], loaded.values[part], written[part], x, parts)
+            copies = None if copied is None else copied()
+            chain = Chain(operations[part], loaded.values[part], written[part], x, parts, copies)
             kept = sum(each.nbytes for each in (*self._chains.values(), chain))
             if len(self._chains) >= KEPT_CHAINS or kept > KEPT_BYTES:
                 self._chains.clear()
@@ -144,6 +155,10 @@ class Scratch:
         if self._gathered is None or self._gathered.dtype != dtype:
             self._gathered = np.empty((self._capacity, self._n_in), dtype)
         return self._gathered[:rows]
+
+
+def _are_finite(x: np.ndarray) -> bool:
+    return bool(np.isfinite(x).all())
 
 
 def _rows_of(flat: np.ndarray, rows: int, width: int) -> np.ndarray:
@@ -189,12 +204,14 @@ class CpuInference(Inference):
         self._widths = [stage.width for stage in stages]
         self._last = max(place for place, stage in enumerate(stages) if not stage.is_in_place)  # writes the result
         self._dtype = plan.dtype
-        most = PIECE_BYTES // (plan.dtype.itemsize * max(plan.n_in, *self._widths))
-        self._capacity = max(1, min(plan.capacity, most))
+        row_bytes = plan.dtype.itemsize * max(plan.n_in, *self._widths)
+        self._capacity = max(1, min(plan.capacity, CALL_BYTES // row_bytes))
+        self._most_of_piece = max(1, min(self._capacity, PIECE_BYTES // row_bytes))
         self._flops = [plan.flops(op, 1) for op in plan.evaluation if not isinstance(op, ops.Gather)]
         self._row_flops = max(1, sum(self._flops))
         # Of a row, the most of a layer whose columns threads may share.
         self._wide_flops = max((f for f, n in zip(self._flops, self._widths, strict=True) if n >= WIDE), default=0)
+        self._standardizes = input_standardize(plan) is not None
         self._threads = available_cores()
         self._free: deque[Scratch] = deque()  # of calls that have ended
         self._loaded = Loaded([], None, ([], []), ([], []))
@@ -243,7 +260,7 @@ class CpuInference(Inference):
         scale: float | None = None,
         logits: bool = False,
     ) -> bool:
-        is_rounded = not has_more_digits(x.dtype, self._plan)
+        is_rounded = not self._standardizes or not has_more_digits(x.dtype, self._plan)
         loaded, count = self._loaded, len(out)
         is_shared = count < SHARED_ROWS or count * self._row_flops < SHARED_FLOPS
         if self._is_chain and is_shared and count <= self._capacity:
@@ -275,13 +292,14 @@ class CpuInference(Inference):
     def _rows_of_pieces(self, rows: int) -> int:
         """How many rows at a time a call of ``rows`` is computed by."""
         pieces = 1
-        most = self._capacity
-        if rows > most or rows * self._row_flops >= 2 * PIECE_FLOPS:
+        if rows > self._capacity or rows * self._row_flops >= 2 * PIECE_FLOPS:
             least = MANY_PIECE_ROWS if rows >= MANY_ROWS else FEW_PIECE_ROWS
             bound = min(max(rows // least, rows // LEAST_PIECE_ROWS and 2), rows * self._row_flops // PIECE_FLOPS)
             while 2 * pieces <= bound:  # powers of two, which cores share evenly
                 pieces *= 2
-        return min(most, -(-rows // pieces))
+        if pieces == 1 and rows <= self._capacity:
+            return rows
+        return min(self._most_of_piece, -(-rows // pieces))
 
     def _compute_chain(
         self,
@@ -297,17 +315,25 @@ class CpuInference(Inference):
     ) -> bool:
         """As :meth:`_compute`, by compiled loops, of which threads may share so many parts."""
         scratch, count = self._take_scratch(), len(self._operations)
+        part = slice(0 if is_rounded else 1, count - logits)  # the last operation is the output's function
+        chain_of = partial(scratch.chain, self._operations, loaded, part, self._last)
         try:
-            inputs = ready = self._inputs(scratch, x, rows, scale, is_rounded=is_rounded)
-            if not is_rounded:
+            if rows is None and is_rounded and x.dtype == self._dtype and x.flags.carray:
+                return not chain_of(x, parts).run(x, out) or _are_finite(x)
+            ready = scratch.inputs(len(out)) if is_rounded else scratch.views(len(out))[0][0]
+            if can_be_copied(x, rows, self._dtype):
+                scaling = None if is_rounded else loaded.scaling
+                copied = partial(CopiedRows, x, self._dtype, scale, scaling)
+                is_suspect = chain_of(ready, parts, (kind_of(x), scale, rows is None), copied).run(x, out, rows)
+                return not is_suspect or _are_finite(ready if is_rounded else x if rows is None else x[rows])
+            inputs = self._inputs(scratch, x, rows, scale, is_rounded=is_rounded)
+            if is_rounded:
+                ready = inputs
+            else:
                 assert loaded.scaling is not None
-                ready = scratch.views(len(out))[0][0]
                 with np.errstate(all="ignore"):
                     loaded.scaling.standardize(inputs, np.empty(inputs.shape), ready)
-            part = slice(0 if is_rounded else 1, count - logits)  # the last operation is the output's function
-            chain = scratch.chain(self._operations, loaded, part, self._last, ready, parts)
-            is_suspect = chain.run(ready, out)
-            return not is_suspect or bool(np.isfinite(inputs).all())
+            return not chain_of(ready, parts).run(ready, out) or _are_finite(inputs)
         finally:
             self._free.append(scratch)
 
@@ -336,7 +362,7 @@ class CpuInference(Inference):
                 if place >= last:
                     written = out
                 if compute(values, y, written, spare):
-                    is_finite = is_finite and bool(np.isfinite(inputs).all())
+                    is_finite = is_finite and _are_finite(inputs)
                 y = written
         finally:
             BLAS.release()
@@ -370,7 +396,7 @@ class CpuInference(Inference):
                     with BLAS.held(1):
                         is_suspect = compute(values, y, written, spare)
                 if is_suspect:
-                    is_finite = is_finite and bool(np.isfinite(inputs).all())
+                    is_finite = is_finite and _are_finite(inputs)
                 y = written
         finally:
             self._free.append(scratch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -13,10 +14,21 @@ from .library import library
 Argument = np.ndarray | float | int | None  # an array is its address, None a null pointer
 
 
-def address_of(array: np.ndarray) -> int:
-    """Where an array's first element lies."""
+def _asked_address(array: np.ndarray) -> int:
     address: int = array.__array_interface__["data"][0]
     return address
+
+
+def _read_address(array: np.ndarray) -> int:
+    return _word_at(id(array) + _HEADER_BYTES).value or 0
+
+
+# An array of NumPy's is an object of CPython's whose first field is that address (PyArrayObject of NumPy's C API).  To
+# read it takes 0.1 us where to ask for it takes 0.8, and a prediction of one row asks twice in 4.
+_HEADER_BYTES, _word_at = object.__basicsize__, ctypes.c_void_p.from_address
+_PROBE = np.arange(4)[1:]
+_is_read = platform.python_implementation() == "CPython" and _read_address(_PROBE) == _asked_address(_PROBE)
+address_of: Callable[[np.ndarray], int] = _read_address if _is_read else _asked_address  # of an array's first element
 
 
 def steps_of(count: int, dtype: np.dtype) -> np.ndarray:

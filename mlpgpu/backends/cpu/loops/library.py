@@ -39,7 +39,7 @@ _LOSSES_OF_ROWS = "softmax_cross_entropy", "smoothed_softmax_cross_entropy", "fo
 _PLAIN = (
     *("unpacked_product", "transpose", "column_sums", "multiply", "standardize", "unstandardize", "dropout", "weigh"),
     *("softmax_cross_entropy_of_index", "softmax_cross_entropy_of_dense", "softmax", "exponential", "find_infinite"),
-    *("local_forward", "local_gradient", "local_input_gradient"),
+    *("local_forward", "local_gradient", "local_input_gradient", "copy_rows"),
     *("gather", "standardize_inputs", "weigh_rows", "dropout_step", "total", "square_sum", "clip", "add_parts"),
 )
 

@@ -12,6 +12,7 @@
 #include "math/dropout.cuh"
 #include "math/losses.cuh"
 #include "math/optimizers.cuh"
+#include "rows.h"
 
 namespace mlpgpu {
 
@@ -367,27 +368,45 @@ inline void local_input_gradient(const real* dz, int64_t dz_pitch, const real* w
 
 // --- activations ---
 
+constexpr int64_t FEW_COLUMNS = 4 * LANES;
+
+// Calls `compute` for each vector of a bias (n,) and of arrays (rows, n).  Where few columns are no whole vectors, LANES rows
+// are, beside a bias repeated as often: one row after another would be a vector's rest each time.
+template <class Compute, class... Numbers>
+void by_rows_of_bias(const real* bias, int64_t rows, int64_t n, const Compute& compute, Numbers*... arrays) {
+    if (n % LANES == 0 || n > FEW_COLUMNS || rows == 1) {
+        for (int64_t i = 0; i < rows; ++i) by_vectors(n, compute, bias, arrays + i * n...);
+        return;
+    }
+    real repeated[LANES * FEW_COLUMNS];
+    const int64_t at_once = rows < LANES ? rows : LANES;
+    for (int64_t i = 0; i < at_once; ++i) memcpy(repeated + i * n, bias, n * sizeof(real));
+    for (int64_t i = 0; i < rows; i += at_once) {
+        const int64_t count = (rows - i < at_once ? rows - i : at_once) * n;
+        by_vectors(count, compute, static_cast<const real*>(repeated), arrays + i * n...);
+    }
+}
+
 // y = f(z + bias); y may be z, and bias null.
 template <class Activation>
 void activate(const real* z, const real* bias, real* y, int64_t rows, int64_t n) {
     const auto without = [](const real* z, real* y) {
         EACH for (int i = 0; i < LANES; ++i) y[i] = Activation::forward(z[i]);
     };
-    const auto with = [](const real* z, const real* bias, real* y) {
+    const auto with = [](const real* bias, const real* z, real* y) {
         EACH for (int i = 0; i < LANES; ++i) y[i] = Activation::forward(z[i] + bias[i]);
     };
     if (!bias) by_vectors(rows * n, without, z, y);
-    else for (int64_t i = 0; i < rows; ++i) by_vectors(n, with, z + i * n, bias, y + i * n);
+    else by_rows_of_bias(bias, rows, n, with, z, y);
 }
 
 // y = f(z + bias), z = f'(z + bias), for derivatives that need z; bias may be null.
 template <class Activation>
 void activate_with_slope(real* z, const real* bias, real* y, int64_t rows, int64_t n) {
-    if (bias) {
-        for (int64_t i = 0; i < rows; ++i) {
-            EACH for (int64_t j = 0; j < n; ++j) z[i * n + j] += bias[j];
-        }
-    }
+    const auto add = [](const real* bias, real* z) {
+        EACH for (int i = 0; i < LANES; ++i) z[i] += bias[i];
+    };
+    if (bias) by_rows_of_bias(bias, rows, n, add, z);
     const auto both = [](real* z, real* y) {
         EACH for (int i = 0; i < LANES; ++i) {
             const real sum = z[i];
@@ -564,8 +583,38 @@ inline void softmax_cross_entropy_of_dense(const real* logits, const real* targe
     }
 }
 
+// y = softmax(z), of fewer columns than a vector has lanes, each of which has a row; y may be z.
+inline void softmax_of_few(const real* z, real* y, int64_t rows, int64_t n) {
+    real powers[LANES * LANES], largest[LANES];  // powers by columns
+    for (int64_t i = 0; i < rows; i += LANES) {
+        const int64_t last = rows - 1 - i < LANES - 1 ? rows - 1 - i : LANES - 1;
+        const real* z_row[LANES];
+        for (int64_t row = 0; row < LANES; ++row) z_row[row] = z + (i + (row < last ? row : last)) * n;
+        for (int row = 0; row < LANES; ++row) largest[row] = z_row[row][0];
+        for (int64_t j = 0; j < n; ++j) {
+            real* column = powers + j * LANES;
+            for (int row = 0; row < LANES; ++row) column[row] = z_row[row][j];
+            EACH for (int row = 0; row < LANES; ++row) largest[row] = column[row] > largest[row] ? column[row] : largest[row];
+        }
+        for (int64_t j = 0; j < n; ++j) {
+            EACH for (int row = 0; row < LANES; ++row) powers[j * LANES + row] -= largest[row];
+        }
+        exponential(powers, powers, n * LANES);
+        const Vector* columns = reinterpret_cast<const Vector*>(powers);
+        Vector sum = columns[0];
+        for (int64_t j = 1; j < n; ++j) sum += columns[j];
+        const Vector inverse = 1.0f / sum;
+        for (int64_t row = 0; row <= last; ++row)
+            for (int64_t j = 0; j < n; ++j) y[(i + row) * n + j] = powers[j * LANES + row] * inverse[row];
+    }
+}
+
 // y = softmax(z); y may be z.
 inline void softmax(const real* z, real* y, int64_t rows, int64_t n) {
+    if (n < LANES && rows > 1) {
+        softmax_of_few(z, y, rows, n);
+        return;
+    }
     shifted_powers(z, y, y, rows, n);
     for (int64_t i = 0; i < rows; ++i) {
         const real inverse = 1.0f / sum_of(y + i * n, n);
@@ -575,10 +624,10 @@ inline void softmax(const real* z, real* y, int64_t rows, int64_t n) {
 
 // found = 1 if one of x is infinite or NaN.
 inline void find_infinite(const real* x, int64_t count, int64_t* found) {
-    real sum = 0.0f;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < count; ++i) sum += x[i] * 0.0f;
-    if (sum != 0.0f) *found = 1;
+    uint32_t is_found = 0;  // sums of floats would wait for each other
+#pragma omp simd reduction(| : is_found)
+    for (int64_t i = 0; i < count; ++i) is_found |= is_infinite(x[i]);
+    if (is_found) *found = 1;
 }
 
 // --- updates ---

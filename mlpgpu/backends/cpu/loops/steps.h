@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "loops.h"
-#include "rows.h"
 #include "threads.h"
 
 namespace mlpgpu {
@@ -49,6 +48,20 @@ struct TrainingStep {
 static thread_local const TrainingStep* this_step;
 static thread_local double gradient_scale, penalty_scale;
 
+// Copies `count` rows from place `first` on, of the copy's list where it has one, to `to` (count, columns): times a scale
+// unless it is 0, or standardized.
+inline void copy_rows(const Copy* given, real scale, int64_t first, int64_t count, real* to) {
+    Copy copy = *given;
+    copy.first = first, copy.count = count, copy.to = reinterpret_cast<char*>(to);
+    constexpr int64_t ELEMENTS = CHUNK_BYTES / sizeof(real);
+    int64_t left = count * copy.columns;
+    for (int64_t chunk = 0; left > 0; ++chunk, left -= ELEMENTS, to += ELEMENTS) {
+        copy_chunk<real>(copy, chunk);
+        if (scale == 0) continue;
+        EACH for (int64_t i = 0; i < (left < ELEMENTS ? left : ELEMENTS); ++i) to[i] *= scale;
+    }
+}
+
 // --- calls that read the step ---
 
 // Copies the batch's rows from `first` on, `count` of them: inputs to x (count, columns), or standardized ones to
@@ -56,14 +69,9 @@ static thread_local double gradient_scale, penalty_scale;
 inline void gather(const Feed* feed, int64_t first, int64_t count, real* x, real* standardized, void* target,
                    real* weight) {
     if (!feed->inputs.x) return;
-    Copy copy = feed->inputs;
-    copy.rows = this_step->storage, copy.first = first, copy.count = count;
-    copy.to = reinterpret_cast<char*>(copy.mean ? standardized : x);
-    for (int64_t chunk = 0, chunks = chunks_of<real>(copy); chunk < chunks; ++chunk) copy_chunk<real>(copy, chunk);
-    if (feed->scale != 0.0) {
-        const real scale = static_cast<real>(feed->scale);
-        EACH for (int64_t i = 0; i < count * copy.columns; ++i) x[i] *= scale;
-    }
+    Copy inputs = feed->inputs;
+    inputs.rows = this_step->storage;
+    copy_rows(&inputs, static_cast<real>(feed->scale), first, count, inputs.mean ? standardized : x);
     const int64_t *rows = this_step->batch + first, width = feed->target_width;
     if (!feed->targets) target = nullptr;
     if (target && !width) {
