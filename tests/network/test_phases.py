@@ -4,7 +4,10 @@ for rounding."""
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
+import sys
+import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -342,6 +345,52 @@ def test_many_threads_train_at_once() -> None:
             made = [program(network(), dataset, 8 + place, 1 + place) for place in range(4)]
             for found, own in zip(pool.map(after, made), expected, strict=True):
                 np.testing.assert_array_equal(found, own)
+
+
+CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+@needs_loops
+@pytest.mark.skipif(len(CORES) < 2, reason="needs two cores, of Linux")
+def test_a_helper_sleeps_off_its_callers_core_and_may_run_on_all_when_it_wakes() -> None:
+    """Unless somebody says meanwhile where it may run."""
+    script = f"""
+    import os, threading, time
+    import numpy as np
+    import mlpgpu as mg
+
+    cores, ours = set({CORES}), os.getpid()
+    net = mg.Network([mg.Dense(200, 300, "relu"), mg.Dense(300, 300)], seed=0)
+    predictor, x = net.predictor("cpu"), np.ones((300, 200), np.float32)
+    before = set(os.listdir("/proc/self/task"))
+
+    def until(expected, within=20.0):
+        end = time.monotonic() + within
+        while not expected():
+            assert time.monotonic() < end, {{tid: os.sched_getaffinity(tid) for tid in helpers}}
+            time.sleep(0.002)
+
+    for _ in range(20):
+        predictor(x)
+    helpers = [int(tid) for tid in set(os.listdir("/proc/self/task")) - before if tid != str(ours)]
+    helpers = [tid for tid in helpers if not any(thread.native_id == tid for thread in threading.enumerate())]
+    assert len(helpers) == 1, helpers
+    (helper,) = helpers
+    until(lambda: len(os.sched_getaffinity(helper)) == len(cores) - 1)
+    os.sched_setaffinity(0, cores - os.sched_getaffinity(helper))  # the caller stays where it was
+    end = time.monotonic() + 20.0
+    while os.sched_getaffinity(helper) != cores:
+        predictor(x)
+        assert time.monotonic() < end
+    until(lambda: len(os.sched_getaffinity(helper)) == len(cores) - 1)
+    told = os.sched_getaffinity(0)
+    os.sched_setaffinity(helper, told)
+    for _ in range(50):
+        predictor(x)
+        assert os.sched_getaffinity(helper) == told
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

@@ -94,15 +94,31 @@ inline bool help_once() {
     }
 }
 
-// Moves the calling thread to another core, if it may and is on this one: the system often wakes a helper on its
+// While it lives, the calling thread keeps off a core, if it may run on others: the system often wakes a helper on its
 // caller's core, where the two would take turns for milliseconds.
+class Elsewhere {
+public:
+    explicit Elsewhere(int core) {
+        if (core < 0 || sched_getaffinity(0, sizeof(allowed), &allowed)) return;
+        others = allowed;
+        CPU_CLR(core, &others);
+        is_set = CPU_COUNT(&others) && !CPU_EQUAL(&others, &allowed) && !sched_setaffinity(0, sizeof(others), &others);
+    }
+    // Unless somebody else has said meanwhile where it may run.
+    ~Elsewhere() {
+        cpu_set_t now;
+        if (is_set && !sched_getaffinity(0, sizeof(now), &now) && CPU_EQUAL(&now, &others))
+            sched_setaffinity(0, sizeof(allowed), &allowed);
+    }
+
+private:
+    cpu_set_t allowed, others;
+    bool is_set = false;
+};
+
+// Moves the calling thread off a core that it is on.
 inline void leave(int core) {
-    cpu_set_t allowed;
-    if (sched_getcpu() != core || sched_getaffinity(0, sizeof(allowed), &allowed)) return;
-    cpu_set_t others = allowed;
-    CPU_CLR(core, &others);
-    if (CPU_COUNT(&others) && !sched_setaffinity(0, sizeof(others), &others))
-        sched_setaffinity(0, sizeof(allowed), &allowed);
+    if (sched_getcpu() == core) Elsewhere moves(core);
 }
 
 // Waits for another job than those that were `seen`, for as long as helpers stay awake; returns whether one came.
@@ -132,6 +148,7 @@ inline void* help(void*) {
         const uint32_t seen = pool.published.load();
         while (help_once()) {}
         if (stays_awake(seen)) continue;
+        Elsewhere sleeps(pool.caller_core.load(std::memory_order_relaxed));
         pool.asleep.fetch_add(1);
         // Whoever wakes a helper counts it as awake, for the next job comes sooner than it does.
         if (futex(FUTEX_WAIT_PRIVATE, seen)) pool.asleep.fetch_sub(1);  // a job came before it slept
