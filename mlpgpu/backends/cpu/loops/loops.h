@@ -128,8 +128,16 @@ void unpacked_tile(const real* a, int64_t row_stride, int64_t k_stride, const re
     }
 }
 
+// The tile of so many rows, at most ROWS.
+template <int ROWS, int VECTORS>
+void unpacked_rest(const real* a, int64_t row_stride, int64_t k_stride, const real* b, real* c, int64_t m, int64_t n,
+                   int64_t k, bool adds) {
+    if (m == ROWS) unpacked_tile<ROWS, VECTORS, false>(a, row_stride, k_stride, b, c, n, k, adds);
+    else if constexpr (ROWS > 1) unpacked_rest<ROWS - 1, VECTORS>(a, row_stride, k_stride, b, c, m, n, k, adds);
+}
+
 // All rows of a panel, which is VECTORS vectors of columns: b's panel stays in a cache from the first tile on, which
-// prefetches it if it is FAR.
+// prefetches it if it is FAR.  Of fewer than MOST_ROWS there are as many as a tile has.
 template <int ROWS, int VECTORS, bool FAR>
 void unpacked_panel(const real* a, int64_t row_stride, int64_t k_stride, const real* b, real* c, int64_t m, int64_t n,
                     int64_t k, bool adds) {
@@ -140,10 +148,9 @@ void unpacked_panel(const real* a, int64_t row_stride, int64_t k_stride, const r
     }
     for (; i + ROWS <= m; i += ROWS)
         unpacked_tile<ROWS, VECTORS, false>(a + i * row_stride, row_stride, k_stride, b, c + i * n, n, k, adds);
-    if constexpr (ROWS > 1)
+    if constexpr (ROWS == MOST_ROWS)
         if (i < m)
-            unpacked_panel<ROWS / 2, VECTORS, false>(a + i * row_stride, row_stride, k_stride, b, c + i * n, m - i, n, k,
-                                                     adds);
+            unpacked_rest<ROWS - 1, VECTORS>(a + i * row_stride, row_stride, k_stride, b, c + i * n, m - i, n, k, adds);
 }
 
 // Columns from `first` up to `end`, whole vectors: panels of as many as registers take, and then of fewer.
@@ -239,11 +246,12 @@ inline void narrow_product(const real* a, int64_t row_stride, int64_t k_stride, 
 // in the order of k.  Nothing is packed, which takes BLAS longer than the product where rows are few.
 inline void unpacked_product(const real* a, int64_t row_stride, int64_t k_stride, const real* b, real* c, int64_t m,
                              int64_t n, int64_t k) {
-    const auto of_rows = n < LANES            ? narrow_product
-                         : m >= MOST_ROWS     ? unpacked_rows<MOST_ROWS>
-                         : m >= MOST_ROWS / 2 ? unpacked_rows<MOST_ROWS / 2>
-                         : m >= 2             ? unpacked_rows<2>
-                                              : row_product;
+    constexpr decltype(&row_product) of_few[] = {nullptr, row_product, unpacked_rows<2>, unpacked_rows<3>,
+#if defined(__AVX512F__)
+                                                unpacked_rows<4>, unpacked_rows<5>, unpacked_rows<6>, unpacked_rows<7>,
+#endif
+    };
+    const auto of_rows = n < LANES ? narrow_product : m < MOST_ROWS ? of_few[m] : unpacked_rows<MOST_ROWS>;
     of_rows(a, row_stride, k_stride, b, c, m, n, k);
 }
 
