@@ -246,7 +246,7 @@ inline void narrow_product(const real* a, int64_t row_stride, int64_t k_stride, 
 // in the order of k.  Nothing is packed, which takes BLAS longer than the product where rows are few.
 inline void unpacked_product(const real* a, int64_t row_stride, int64_t k_stride, const real* b, real* c, int64_t m,
                              int64_t n, int64_t k) {
-    constexpr decltype(&row_product) of_few[] = {nullptr, row_product, unpacked_rows<2>, unpacked_rows<3>,
+    constexpr decltype(&row_product) of_few[] = {row_product, row_product, unpacked_rows<2>, unpacked_rows<3>,
 #if defined(__AVX512F__)
                                                 unpacked_rows<4>, unpacked_rows<5>, unpacked_rows<6>, unpacked_rows<7>,
 #endif
