@@ -26,7 +26,7 @@ class CpuBackend(Backend):
     """Runs plans with NumPy on the host, in float32 or float64."""
 
     name = "cpu"
-    prediction_rows = 8192  # of networks so narrow that a call's widest array stays in cache
+    prediction_rows = 8192  # or fewer, so that a call's widest array has no more than inference.CALL_BYTES
 
     def check(self, plan: Plan) -> None:
         if plan.precision not in PRECISIONS:

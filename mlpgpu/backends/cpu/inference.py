@@ -49,7 +49,9 @@ COLUMNS_BELOW_ROWS, WIDE = 384, 512
 SHARED_ROWS, SHARED_FLOPS, READING_ROWS = 384, 1 << 28, 3
 PARTS_FROM = (4, 1 << 25), (2, 1 << 22)
 KEPT_CHAINS, KEPT_BYTES = 8, 1 << 25  # numbers of rows, and bytes that their calls write, of more than one number
-CALL_BYTES, PIECE_BYTES = 1 << 22, 1 << 20  # of the widest array of a call that is not cut, and of a piece, at most
+# The widest array of a call that is not cut has so many bytes at most, of a piece so many that the second-level cache
+# keeps it from loop to loop.
+CALL_BYTES, PIECE_BYTES = 1 << 22, 1 << 20
 
 Compute = Callable[[Values, np.ndarray, np.ndarray, np.ndarray], bool]
 ComputeColumns = Callable[[Values, np.ndarray, np.ndarray, np.ndarray, slice], bool]

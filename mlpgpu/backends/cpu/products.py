@@ -37,9 +37,10 @@ LARGE_GRADIENT = (2**18, 128), (2**20, 64)
 MOST_ROWS_OF_OTHERS = 8  # of those of few columns too, by shorter vectors, and where BLAS has several threads
 MOST_WEIGHTS_OF_ONE_ROW = 2**19
 LEAST_COLUMNS, LEAST_COLUMNS_OF_GRADIENT = 16, 48  # of a vector, and of a tile
-# y of fewer columns than a vector of 64 bytes takes of OpenBLAS's time, by rows×k: 64×128 0.9, 64×784 0.8, 1000×128,
-# 590×444 and 512×2048 0.4 to 0.6 with 9 to 15 columns; with 6 to 8 0.5 to 0.9 where BLAS packs, and else 1.0 to 1.8.
-NARROW, NARROW_WHERE_PACKED = 9, 6
+# The loop makes y of fewer columns than a vector of 64 bytes holds in this share of OpenBLAS's time: with 9 to 15
+# columns 0.9 for 64 rows by k = 128, 0.8 for 64 by 784, 0.4 to 0.6 for 1000 by 128, 590 by 444 and 512 by 2048; with 6
+# to 8 columns 0.5 to 0.9 where BLAS packs, and 1.0 to 1.8 where it does not.
+NARROW_COLUMNS, NARROW_COLUMNS_WHERE_PACKED = 9, 6
 # A call of predictions sets BLAS's threads before and after, which takes 3.5 µs.  So of so many multiplications in all,
 # and an eighth of them with vectors of 32 bytes, the loop makes every product: 20-64-64-2 by 8 rows takes 10.7 -> 7.3
 # µs, by 32 14.0 -> 11.1, by 100 23.2 -> 21.9, by 300 (2.2 million) 52.5 and 54.2.  Fewer columns take as long as so
@@ -54,8 +55,8 @@ def packs_nothing(rows: int, weights: int, columns: int, *, is_fast: bool) -> bo
     """
     if rows == 1:
         return weights <= MOST_WEIGHTS_OF_ONE_ROW
-    if is_fast and NARROW_WHERE_PACKED <= columns < LEAST_COLUMNS:
-        return rows <= MOST_ROWS_OF_Y or columns >= NARROW or rows * weights > UNPACKED_BY_BLAS
+    if is_fast and NARROW_COLUMNS_WHERE_PACKED <= columns < LEAST_COLUMNS:
+        return rows <= MOST_ROWS_OF_Y or columns >= NARROW_COLUMNS or rows * weights > UNPACKED_BY_BLAS
     if rows * weights <= UNPACKED_BY_BLAS:
         return rows <= MOST_ROWS_OF_Y
     return rows <= (_most_rows(weights, LARGE_Y) if is_fast and columns >= LEAST_COLUMNS else MOST_ROWS_OF_OTHERS)

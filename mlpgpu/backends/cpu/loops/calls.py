@@ -23,8 +23,8 @@ def _read_address(array: np.ndarray) -> int:
     return _word_at(id(array) + _HEADER_BYTES).value or 0
 
 
-# An array of NumPy's is an object of CPython's whose first field is that address (PyArrayObject of NumPy's C API).  To
-# read it takes 0.1 us where to ask for it takes 0.8, and a prediction of one row asks twice in 4.
+# The address is the first field of an array's object, behind CPython's header (PyArrayObject of NumPy's C API).
+# Reading it takes 0.1 µs, asking NumPy for it 0.8, and a prediction of one row, which takes 4 µs, needs two addresses.
 _HEADER_BYTES, _word_at = object.__basicsize__, ctypes.c_void_p.from_address
 _PROBE = np.arange(4)[1:]
 _is_read = platform.python_implementation() == "CPython" and _read_address(_PROBE) == _asked_address(_PROBE)

@@ -23,8 +23,8 @@ from ...sources import camel, native_folder, source_folder
 # A compiler that could take 16 floats at a time prefers 8, as the first processors that can slow down for them: steps
 # of an Intel Xeon of the fourth generation take 0.7 to 1.0 of the time by 16.
 _WIDEST = ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()
-# For some processors GCC multiplies and adds apart in some tiles and at once in others, whose bits then differ: at once
-# everywhere.
+# For some processors GCC fuses multiplications with additions in some tiles and not in others, whose bits then differ:
+# this has it fuse them everywhere.
 _FUSED = ("--param", "avoid-fma-max-bits=0")
 # Sums and the absence of NaN are never assumed, so no option of -ffast-math's is here that would assume them.
 OPTIONS = (

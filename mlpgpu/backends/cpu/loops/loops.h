@@ -137,7 +137,7 @@ void unpacked_rest(const real* a, int64_t row_stride, int64_t k_stride, const re
 }
 
 // All rows of a panel, which is VECTORS vectors of columns: b's panel stays in a cache from the first tile on, which
-// prefetches it if it is FAR.  Of fewer than MOST_ROWS there are as many as a tile has.
+// prefetches it if it is FAR.  A panel with ROWS < MOST_ROWS has exactly so many rows.
 template <int ROWS, int VECTORS, bool FAR>
 void unpacked_panel(const real* a, int64_t row_stride, int64_t k_stride, const real* b, real* c, int64_t m, int64_t n,
                     int64_t k, bool adds) {
@@ -378,8 +378,8 @@ inline void local_input_gradient(const real* dz, int64_t dz_pitch, const real* w
 
 constexpr int64_t FEW_COLUMNS = 4 * LANES;
 
-// Calls `compute` for each vector of a bias (n,) and of arrays (rows, n).  Where few columns are no whole vectors, LANES rows
-// are, beside a bias repeated as often: one row after another would be a vector's rest each time.
+// Calls `compute` for each vector of a bias (n,) and of arrays (rows, n).  A row of few columns would be a vector's rest each
+// time; LANES rows together are whole vectors, and read the bias from an array that repeats it for each row.
 template <class Compute, class... Numbers>
 void by_rows_of_bias(const real* bias, int64_t rows, int64_t n, const Compute& compute, Numbers*... arrays) {
     if (n % LANES == 0 || n > FEW_COLUMNS || rows == 1) {
@@ -632,7 +632,7 @@ inline void softmax(const real* z, real* y, int64_t rows, int64_t n) {
 
 // found = 1 if one of x is infinite or NaN.
 inline void find_infinite(const real* x, int64_t count, int64_t* found) {
-    uint32_t is_found = 0;  // sums of floats would wait for each other
+    uint32_t is_found = 0;  // bits, since each sum of floats would wait for the one before
 #pragma omp simd reduction(| : is_found)
     for (int64_t i = 0; i < count; ++i) is_found |= is_infinite(x[i]);
     if (is_found) *found = 1;
