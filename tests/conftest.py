@@ -38,6 +38,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         forget_unused(CACHE)
 
 
+def pytest_runtest_setup() -> None:
+    from ctrl_c import forget  # it imports NumPy, whose BLAS reads the environment that is set above
+
+    forget()  # a Ctrl-C of the test before would turn one that comes within seconds into the program's end
+
+
 @pytest.fixture
 def without_collector() -> Iterator[None]:
     """What is dropped is freed by counts of references alone."""

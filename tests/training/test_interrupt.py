@@ -53,8 +53,7 @@ def unbroken() -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def handler() -> Iterator[None]:
-    """Every fit leaves the handler of Ctrl-C that it found; no test comes within seconds of another."""
-    forget()
+    """Every fit leaves the handler of Ctrl-C that it found."""
     before = signal.getsignal(signal.SIGINT)
     yield
     after = signal.signal(signal.SIGINT, before)
