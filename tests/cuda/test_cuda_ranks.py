@@ -197,11 +197,16 @@ def test_ranks_with_a_shard_each_have_all_launches_in_one_stream(name: str, monk
     check(name, 3, 3, monkeypatch, seed=9, mode="drawn")
 
 
+MOVED_WHERE_MADE = [name for name in NETWORKS if name.startswith("moved where made")]
+
+
+@pytest.mark.parametrize("least", [1, 1 << 20], ids=["others sent first", "weights sent first"])
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ["moved where made", "moved where made, no biases", "moved where made, scaled"])
+@pytest.mark.parametrize("name", MOVED_WHERE_MADE)
 def test_two_ranks_move_weights_where_they_make_the_gradient(
-    name: str, mode: str, monkeypatch: pytest.MonkeyPatch
+    name: str, mode: str, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(thresholds, "EXCHANGE_LEAST_ELEMENTS", least)
     check(name, 2, 2, monkeypatch, seed=5, mode=mode)
     plan = epoch_of(name, 2, 2).plan
     for rank in range(2):
@@ -337,8 +342,9 @@ def _along_half_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ShardStreams, "_put_pieces", at_once)
 
 
-def test_a_weight_moved_along_half_its_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "moved where made, no biases"
+@pytest.mark.parametrize("name", ["moved where made", "moved where made, no biases"])
+def test_what_is_moved_along_half_its_gradient_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thresholds, "EXCHANGE_LEAST_ELEMENTS", 1 << 20)
     limited(monkeypatch, name)
     alone(name, 2)
     _along_half_the_gradient(monkeypatch)
@@ -392,6 +398,26 @@ def test_gradients_come_from_the_first_layer_up_behind_all_deltas() -> None:
     ] * 6
     kinds = [[each.kind for each in piece.exchange if not isinstance(each, Launch)] for piece in low.pieces]
     assert kinds[0][0] == "partials" and kinds[-1][-1] == "parameters"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_sums_fill_the_time_until_the_other_rank_s_weights_come(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss comes with the first weight's gradient, and what has moved is sent with the first weight that has."""
+    monkeypatch.setattr(thresholds, "EXCHANGE_LEAST_ELEMENTS", 1 << 20)
+    limited(monkeypatch, "moved where made")
+    low = lowered(epoch_of("moved where made", 2, 2), rank, arch="sm_80")
+    launched = [[launch.entry.name for launch in piece.shards[0]] for piece in low.pieces if piece.shards[0]]
+    theirs = [all("backward_weight" in name for name in names) for names in launched]
+    (sums,) = (names for names in launched if any(name.startswith("sum_columns") for name in names))
+    assert theirs.index(False) == launched.index(sums)  # right behind all weights of the other rank's
+    first = launched[launched.index(sums) + 1]
+    assert first[0] == "total_error" and "update_received" in first[1]
+    assert [name.startswith("update_Adam") for name in first[2:]] == [True] * len(first[2:]) != []
+    of_losses = [any(each.at.array == "sums" for each in one.received) for one in low.collectives()]
+    assert of_losses == [True] + [False] * (len(of_losses) - 1)
+    gathered = [one for one in low.collectives() if one.kind == "operands"]
+    of_biases = [any(each.at.array == "parameters" for each in one.sent) for one in gathered]
+    assert of_biases == [True] + [False] * (len(gathered) - 1)
 
 
 @pytest.mark.parametrize("name", ["dropout and a penalty", "on tensor cores"])

@@ -423,11 +423,15 @@ def _cut(facts: _Facts, made: list[Group]) -> tuple[list[Group], tuple[groups.Ex
     for partial in plan.partials:
         of_partial[partial.name] = partial.parameter
     later: dict[str, list[Group]] = {}  # by the weight whose gradient they make
+    sums: dict[str, list[Group]] = {}  # by the bias whose gradient they make, and nothing that a delta waits for
     before: list[Group] = []
     for group in made:
         if isinstance(group, (groups.DenseGradient, groups.GemmGradient)):
             assert group.op.dweight is not None
             later.setdefault(of_partial[group.op.dweight], []).append(group)
+        elif isinstance(group, groups.SplitColumns) and not group.is_split:
+            assert group.op.dbias is not None
+            sums.setdefault(of_partial[group.op.dbias], []).append(group)
         else:
             before.append(group)
     moved: list[groups.ExchangedPiece] = []
@@ -443,7 +447,7 @@ def _cut(facts: _Facts, made: list[Group]) -> tuple[list[Group], tuple[groups.Ex
     taken, parts = list[Group](), list[slice]()
     left = sum(segment.size for segment in others)
     for segment, following in zip_longest(others, others[1:]):
-        taken += later.get(segment.name, ())
+        taken += [*later.get(segment.name, ()), *sums.get(segment.name, ())]
         left -= segment.size
         if parts and parts[-1].stop == segment.offset:
             parts[-1] = slice(parts[-1].start, segment.end)

@@ -42,6 +42,17 @@ def moved_where_made(plan: Plan, weight: Segment) -> tuple[int | None, str]:
     return None, "each rank has some of its slots"
 
 
+def weights_are_sent_first(others: int) -> Verdict:
+    """Whether two ranks send gradients of weights that the other one moves before the others, of so many elements.
+
+    Then what makes the others runs while those weights' gradients, which their owners wait for, are under way.
+    """
+    least = thresholds.EXCHANGE_LEAST_ELEMENTS
+    if others < least:
+        return Verdict(True, f"the others' {others:,} elements < {least:,} are sent in little more than the latency")
+    return Verdict(False, f"the others' {others:,} elements ≥ {least:,} are under way beside the weights' products")
+
+
 def sent_by_kernel(nbytes: int) -> Verdict:
     """Whether a kernel sends what the next launch waits for, if the rank that sends the most sends so many bytes."""
     return _by_kernel(nbytes, thresholds.MESSAGE_KERNEL_MOST_BYTES)

@@ -133,14 +133,17 @@ class Exchange:
     def _is_clipped(self) -> bool:
         return any(isinstance(each.operation, Norm) for each in self.shard.selection.operations)
 
-    def of_pieces(self, pieces: Sequence[Sequence[slice]]) -> list[Exchanged]:
-        """What follows each of these pieces of the gradient, which follow one another."""
+    def of_pieces(self, pieces: Sequence[Sequence[slice]], *, are_first: bool = True) -> list[Exchanged]:
+        """What follows each of these pieces of the gradient, which follow one another.
+
+        With the first comes the loss, if they ``are_first`` of all that is exchanged in a step.
+        """
         made: list[Exchanged] = []
         for piece in pieces:
-            added = [launch for part in piece for launch in self._add_own(part)]
-            sums, moves = self.sums(piece, piece, first=not made), list[Launch | Collective]()
-            if not made:
-                moves.append(loss_and_weight(self.shard, self._title(Loss)))
+            added, is_first = [launch for part in piece for launch in self._add_own(part)], are_first and not made
+            sums, moves = self.sums(piece, piece, first=is_first), list[Launch | Collective]()
+            if is_first:
+                moves.append(self.loss())
             if self._is_clipped:
                 moves += [launch for part in piece for launch in self._added(part)]
                 made.append(Exchanged(added, sums, moves, []))
@@ -153,6 +156,10 @@ class Exchange:
             moves = [*last.moves, *self._norm(), *self._updates(whole)]
             made[-1] = replace(last, moves=moves, parameters=self.parameters([whole], [whole]))
         return made
+
+    def loss(self) -> Launch:
+        """The loss and the weight of the batch, from all shards' sums, which the first exchange of a step brings."""
+        return loss_and_weight(self.shard, self._title(Loss))
 
     # --- the gradient ---
 
@@ -333,8 +340,11 @@ class Exchange:
         parts = [[("parameters", each) for each in of_rank] for of_rank in ranges]
         return list(self._gather(PARAMETERS, self._title(GatherParameters), parts, FLOAT))
 
-    def operands(self, given: str | None, taken: str | None) -> list[Collective]:
-        """The other rank gets the operands of a weight that this one has moved, and the other way."""
+    def operands(self, given: str | None, taken: str | None, beside: Sequence[slice] = ()) -> list[Collective]:
+        """The other rank gets the operands of a weight that this one has moved, and the other way.
+
+        With them both get the parameters that have moved of parts of the gradient ``beside``.
+        """
 
         def whole(weight: str | None) -> list[tuple[str, slice]]:
             if weight is None:
@@ -343,7 +353,13 @@ class Exchange:
             return [(array, slice(0, self.shard.lowered.bytes[array] // HALF))]
 
         parts = [whole(given if rank == self.rank else taken) for rank in range(self.plan.ranks)]
-        return list(self._gather(OPERANDS, self._title(GatherParameters), parts, HALF))
+        gathered = [
+            *self._gather(OPERANDS, self._title(GatherParameters), parts, HALF),
+            *self.parameters(beside, beside),
+        ]
+        sent = tuple(transfer for each in gathered for transfer in each.sent)
+        received = tuple(transfer for each in gathered for transfer in each.received)
+        return [replace(each, sent=sent, received=received) for each in gathered[:1]]
 
     def moved_where_made(self, shard: Shard, group: GemmGradient, elements: slice) -> Launch:
         """What makes this rank's gradient of a weight of its slice, adds the other rank's, and moves the weight."""
