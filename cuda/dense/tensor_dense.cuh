@@ -213,9 +213,10 @@ __device__ __forceinline__ void tensor_backward_input(const Step* step, int shar
         multiply(dx_components ? filled_rows(rows.count) : rows.count, epilogue_of(Unscaled(), end));
 }
 
-// Stores C to (m, n).
-struct StoreEpilogue : NoComponents {
+// Stores dW to (k, n).
+struct GradientEpilogue : NoComponents {
     float* to;
+    float* db_partials;  // (row tiles, n padded), or null: another launch adds them up
     int n;
 
     __device__ __forceinline__ bool is_aligned() const { return is_vectored_or_null(to, n); }
@@ -230,7 +231,7 @@ struct StoreEpilogue : NoComponents {
         store_row<ALIGNED, APART>(to + static_cast<int64_t>(row) * n, n, column, value);
     }
     __device__ __forceinline__ void columns(int, int, int, int) const {}
-    __device__ __forceinline__ float* column_partials() const { return nullptr; }
+    __device__ __forceinline__ float* column_partials() const { return db_partials; }
 };
 
 // dW = xᵀ dz (k, n), finished by the epilogue `end`.
@@ -254,15 +255,16 @@ __device__ __forceinline__ void multiply_backward_weight(const Step* step, int s
         multiply(epilogue_of(Unscaled(), end));
 }
 
+// Partial sums of db are stored unless `db_partials` is null.
 template <class Product>
 __device__ __forceinline__ void tensor_backward_weight(const Step* step, int shard, int shards,
                                                        typename Product::Source x_components, int64_t x_stride,
                                                        typename Product::Source dz_components, int64_t dz_stride,
                                                        const int* x_column_scales, const int* w_row_scales, const int* dz_column_scales,
-                                                       const float* x, const float* dz, float* dw, int prefetch,
-                                                       int k, int n) {
+                                                       const float* x, const float* dz, float* dw,
+                                                       float* db_partials, int prefetch, int k, int n) {
     multiply_backward_weight<Product>(step, shard, shards, x_components, x_stride, dz_components, dz_stride, x_column_scales, w_row_scales,
-                                      dz_column_scales, x, dz, prefetch, k, n, StoreEpilogue{{}, dw, n});
+                                      dz_column_scales, x, dz, prefetch, k, n, GradientEpilogue{{}, dw, db_partials, n});
 }
 
 }  // namespace mlpgpu

@@ -101,19 +101,18 @@ __device__ __forceinline__ void update(const Step* step, const double* totals, c
 }
 
 // A bias whose gradient a product has left as partial sums, (count, n padded): where those begin, their count, pitch and
-// length, and the bias's offset in the parameters, in two words.
+// length, and the offset of the bias or of its gradient, in two words.
 struct PartialBias {
     int begin, count, pitch, n;
     unsigned offset, offset_high;
 };
 
-// Updates biases along the sums of their gradients' partials, added in order; together they have `columns` columns.  slots
-// (SLOTS, size).
+// Adds up, in order, the partials of a column of biases' gradients, which together have `columns` columns, and gives the
+// sum to `finish`(bias, offset, column, sum).
 // Grid: a thread for each column.
-template <class Rule>
-__device__ __forceinline__ void update_biases(const Step* step, const double* totals, const int* described, int count,
-                                              const float* column_partials, float* biases, float* biases_slots,
-                                              int64_t size, int columns) {
+template <class Finish>
+__device__ __forceinline__ void sum_bias_partials(const int* described, int count, const float* column_partials,
+                                                  int columns, const Finish& finish) {
     const PartialBias* const known = reinterpret_cast<const PartialBias*>(described);
     int j = blockIdx.x * blockDim.x + threadIdx.x, which = 0;
     if (j >= columns) return;  // the other threads wait for the block
@@ -123,10 +122,26 @@ __device__ __forceinline__ void update_biases(const Step* step, const double* to
     float sum = 0.0f;
 #pragma unroll 8
     for (int i = 0; i < bias.count; ++i) sum += column_partials[bias.begin + static_cast<int64_t>(i) * bias.pitch + j];
-    const int64_t offset = static_cast<int64_t>(bias.offset_high) << 31 | bias.offset;
-    const InPlace<Rule> update = {biases + offset, biases_slots ? biases_slots + offset : nullptr, size, bias.n,
-                                  mean_scale(totals), step_rates(step)};
-    update(0, j, sum);
+    finish(bias, static_cast<int64_t>(bias.offset_high) << 31 | bias.offset, j, sum);
+}
+
+// Updates biases along the sums of their gradients' partials.  slots (SLOTS, size).
+template <class Rule>
+__device__ __forceinline__ void update_biases(const Step* step, const double* totals, const int* described, int count,
+                                              const float* column_partials, float* biases, float* biases_slots,
+                                              int64_t size, int columns) {
+    sum_bias_partials(described, count, column_partials, columns, [=](const PartialBias& bias, int64_t offset, int j, float sum) {
+        const InPlace<Rule> update = {biases + offset, biases_slots ? biases_slots + offset : nullptr, size, bias.n,
+                                      mean_scale(totals), step_rates(step)};
+        update(0, j, sum);
+    });
+}
+
+// Stores the sums of biases' gradients' partials.
+__device__ __forceinline__ void sum_biases(const int* described, int count, const float* column_partials,
+                                           float* gradients, int columns) {
+    sum_bias_partials(described, count, column_partials, columns,
+                      [=](const PartialBias&, int64_t offset, int j, float sum) { gradients[offset + j] = sum; });
 }
 
 }  // namespace mlpgpu

@@ -40,7 +40,7 @@ from mlpgpu.backends.cuda.select.tiles import gemm_tile, simt_tile
 from mlpgpu.backends.cuda.select.updates import updates_in_place
 from mlpgpu.layers import Layer
 from mlpgpu.losses import LOSSES
-from mlpgpu.optimizers import OPTIMIZERS
+from mlpgpu.optimizers import OPTIMIZERS, Optimizer
 from mlpgpu.plan import REDUCTIONS, Plan
 from mlpgpu.random import least_kept
 
@@ -584,11 +584,41 @@ def test_products_for_gradients_leave_partial_sums_of_biases_gradients(monkeypat
     assert low.words["biases of partials"] == (0, 24, 512, 512, second, 0, 24 * 512, 24, 512, 512, first, 0)
     (update,) = low.finish
     assert update.grid == (4, 1, 1) and update.values["count"] == 2
-    # Gradients that are kept as partials are sums of the components' columns, as on cards without those products.
-    apart = lowered(tensor_plan(precision="bfloat16", optimizer=OPTIMIZERS["SGD"](0.1, clip_norm=1.0)), arch="sm_90a")
+    # On cards without those products gradients are sums of the components' columns.
     before = lowered(tensor_plan(precision="bfloat16"), arch="sm_80")
-    for other in (apart, before):
-        assert names(other.shards[0]).count("sum_columns_bfloat16") == 2 and not other.words
+    assert names(before.shards[0]).count("sum_columns_bfloat16") == 2 and not before.words
+
+
+CLIPPED = OPTIMIZERS["SGD"](0.1, clip_norm=1.0)
+
+
+@pytest.mark.parametrize(("shards", "optimizer"), [(1, CLIPPED), (2, OPTIMIZERS["Adam"](0.1))])
+def test_a_launch_adds_up_what_products_leave_of_gradients_that_are_kept(
+    shards: int, optimizer: Optimizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(thresholds, "BIAS_PARTIALS_LEAST_ROWS", 1)
+    plan = tensor_plan(precision="bfloat16", optimizer=optimizer, shards=shards)
+    low = lowered(plan, arch="sm_90a")
+    for number, shard in enumerate(low.shards):
+        assert not any(name.startswith("sum_columns") for name in names(shard))
+        assert names(shard)[-1] == "sum_biases" and names(shard).count("sum_biases") == 1
+        described, of_shard = shard[-1].values["described"], f"@{number}" * (number > 0)
+        assert described == At(f"biases of partials{of_shard}")
+        left = [launch.values["db_partials"] for launch in shard if "db_partials" in launch.values]
+        assert {at.array for at in left if isinstance(at, At)} == {f"bias partials{of_shard}"}
+        known = low.words[f"biases of partials{of_shard}"]
+        kept = [shard[-1].values["gradients"], *(launch.values["dw"] for launch in shard if "dw" in launch.values)]
+        assert {at.array for at in kept if isinstance(at, At)} == {"partials"}
+        pitch = low.bytes["partials"] // 4 // shards
+        assert {offset // pitch for offset in known[4::6]} == {number}
+    (clipped_too,) = lowered(tensor_plan(precision="bfloat16", optimizer=CLIPPED, shards=2), arch="sm_90a").shards[:1]
+    assert names(clipped_too).count("sum_columns_bfloat16") == 2
+
+
+def test_few_rows_of_two_shards_leave_no_partial_sums() -> None:
+    """What the other one of two ranks waits for would come behind all products."""
+    low = lowered(tensor_plan(precision="bfloat16", shards=2), arch="sm_90a")
+    assert all(names(shard).count("sum_columns_bfloat16") == 2 for shard in low.shards) and not low.words
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

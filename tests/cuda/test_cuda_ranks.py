@@ -133,10 +133,10 @@ def limited(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 
 
 @functools.cache
-def alone(name: str, shards: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def alone(name: str, shards: int, arch: str = "sm_80") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Parameters, slots and losses of one rank."""
     epoch = epoch_of(name, shards, 1)
-    host = HostProgram(epoch.plan, epoch.data, epoch.sampling)
+    host = HostProgram(epoch.plan, epoch.data, epoch.sampling, arch=arch)
     host.load(epoch.state)
     losses = host.run(epoch.rates).copy()
     slots = host.slots(epoch.state.slots)
@@ -153,12 +153,13 @@ def check(
     seed: int = 0,
     mode: str,
     one_exchange: bool = False,
+    arch: str = "sm_80",
 ) -> None:
     """Every rank ends with the parameters and losses of one rank, and with its slice of the slots."""
     limited(monkeypatch, name)
-    expected, slots, losses = alone(name, shards)
+    expected, slots, losses = alone(name, shards, arch)
     epoch = epoch_of(name, shards, ranks, one_exchange=one_exchange)
-    lockstep = Lockstep(epoch.plan, epoch.data, epoch.sampling, seed=seed, mode=mode, patch=monkeypatch)
+    lockstep = Lockstep(epoch.plan, epoch.data, epoch.sampling, seed=seed, mode=mode, patch=monkeypatch, arch=arch)
     lockstep.run(epoch.state, epoch.rates)
     for rank in lockstep.ranks:
         np.testing.assert_array_equal(rank.host.parameters, expected)
@@ -214,6 +215,23 @@ def test_two_ranks_move_weights_where_they_make_the_gradient(
         names = [launch.entry.name for launch in lowered.launches()]
         assert sum("backward_update_received" in each for each in names) >= 1, names
         assert sum("tensor_backward_weight" in each for each in names) >= 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_products_leave_partial_sums_of_biases_on_any_number_of_ranks(
+    ranks: int, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On sm_90a, whose copies and products the host makes in their places; the biases come behind all products."""
+    monkeypatch.setattr(thresholds, "BIAS_PARTIALS_LEAST_ROWS", 1)
+    check("moved where made", 2, ranks, monkeypatch, seed=7, mode=mode, arch="sm_90a")
+    lows = [lowered(epoch_of("moved where made", 2, ranks), rank, arch="sm_90a") for rank in range(ranks)]
+    made = [[launch.entry.name for piece in low.pieces for launch in _launches(piece)] for low in lows if low.shards]
+    assert len(made) == 2
+    for names in made:
+        behind = names[names.index("sum_biases") + 1 :]
+        assert behind and not any(name.startswith(("sum_", "tensor")) for name in behind)
+        assert any("backward_update_received" in name for name in names) == (ranks == 2)
 
 
 @pytest.mark.parametrize("name", ["dropout and a penalty", "tied, clipped"])

@@ -76,6 +76,9 @@ CASES = {
     ),
     "moved where made, tf32": Case(EVEN, {"streams": 2, "precision": "tf32"}, rows=3000, batch_size=512),
     "moved where made, large": Case(LARGE, {"streams": 2, "optimizer": mg.Momentum(0.01)}, rows=3000, batch_size=1024),
+    "moved where made, many rows": Case(
+        EVEN, {"streams": 2, "precision": "bfloat16"}, rows=50_000, batch_size=32_768, epochs=2
+    ),
     "partitioned": Case(SMALL, {"streams": 2}, rows=40_007, batch_size=512, room=0.8),
     "partitioned, three shards": Case(
         [mg.Standardize(20), *SMALL], {"streams": 3, "optimizer": mg.Adam(0.01)}, rows=40_007, batch_size=509, room=0.9

@@ -702,9 +702,8 @@ def tensor_backward_weight(
     size: int = 0,
 ) -> Iterator[Any]:
     """With a rule, the kernel that also makes its step; ``plain`` is without a bias, whose gradient is given
-    unless the product leaves partial sums of it; it ``receives`` another shard's dW, and has no bias then; ``size``
+    unless the product leaves partial sums of it; it ``receives`` another shard's dW, and moves no bias then; ``size``
     elements lie from slot to slot."""
-    plain |= receives
     operand_format, k, n, rows = tile.operand_format, x.shape[1], dz.shape[1], batch.part.stop - batch.part.start
     name = f"{batch}-{k}x{n}" + f"-on-{multiprocessors}" * (multiprocessors > 1)
     grid = tile.grid(k, n, multiprocessors)
@@ -729,27 +728,28 @@ def tensor_backward_weight(
         "dz_column_scales": dz_components.column_scales, "x": batch.rows_of(x), "dz": batch.rows_of(dz),
         "prefetch": _prefetch(k, rows), "k": k, "n": n,
     }  # fmt: skip
-    dw = expect(*product_of(operand_format, x[batch.part].T, dz[batch.part]))
-    if rule is None:
-        yield {**args, "dw": blank(k, n)}, {"dw": dw}, {}
-        return
-    if receives:
-        received = normal(k, n)
-        args["received"] = received
-        dw = expect(dw.value + received, dw.bound + EPS32 * (abs(dw.value) + abs(received)))
-    gradients, db, sums = {"weight": dw}, None, {}
+    dw, sums = expect(*product_of(operand_format, x[batch.part].T, dz[batch.part])), {}
     parts = None if plain else tile.column_partials(k)
     if parts is not None:
         pitch = padded_columns(n)
         sums["db_partials"] = expect(
             *_column_partials(joined(dz_components.bits[:, :rows]), parts, pitch, getattr(tile, "split", 1))
         )
-    elif not plain:
+    args["db_partials"] = blank(parts, pitch) if parts is not None else None
+    if rule is None:
+        yield {**args, "dw": blank(k, n)}, {"dw": dw, **sums}, {}
+        return
+    if receives:
+        received = normal(k, n)
+        args["received"] = received
+        dw = expect(dw.value + received, dw.bound + EPS32 * (abs(dw.value) + abs(received)))
+    gradients, db = {"weight": dw}, None
+    if parts is None and not (plain or receives):
         db = normal(n)
         gradients["bias"] = expect(wide(db), 0.0)
     moved, outputs, constants = stepped(rule, gradients, size)
     outputs |= sums
-    args |= {"db": db, "db_partials": blank(parts, pitch) if parts is not None else None}
+    args["db"] = db
     w_components = None if operand_format.scaled else blank_components(operand_format, k, n)
     if w_components is not None:
         after, written = outputs["weight"], np.zeros(w_components.shape, bool)

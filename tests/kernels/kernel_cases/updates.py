@@ -152,33 +152,48 @@ def update(name: str, run: int, *, shards: int = 1, size: int = 33, factor: bool
     return Case(case, kernels.update(name), (2,), args, outputs, constants)
 
 
-def update_biases(name: str) -> Case:
-    """Of three lengths, with numbers of parts that differ, among other parameters, which stay."""
-    run, weight, gap = 1, 8.0, 7
-    optimizer = OPTIMIZERS[name](0.1, l1=0.02, l2=0.3)
-    table = optimizer.table(5, np.array([0.1, 0.03, 0.05]))
-    random = generator()
+def bias_partials() -> tuple[dict[str, object], np.ndarray, np.ndarray, np.ndarray]:
+    """Arguments that tell partial sums of biases' gradients of three lengths, with numbers of parts that differ, and
+    where they lie; their sums, with bounds, where they lie, and which elements these are, among others."""
+    gap, random = 7, generator()
     described, values, offset, begin = [], [], gap, 0
     for parts, pitch, n in ((1, 64, 5), (19, 320, 300), (4, 64, 64)):
         described += [begin, parts, pitch, n, offset, 0]
         values.append(random.normal(size=(parts, pitch)).astype(np.float32))
         begin, offset = begin + parts * pitch, offset + n + gap
-    size = offset
-    w = random.normal(size=size).astype(np.float32)
-    slots = random.uniform(0.01, 0.1, (len(optimizer.slots), size)).astype(np.float32)
-    sums, reach, written = np.zeros(size), np.zeros(size), np.zeros(size, bool)
+    sums, reach, written = np.zeros(offset), np.zeros(offset), np.zeros(offset, bool)
     for part, (_, parts, _, n, first, _) in zip(values, zip(*[iter(described)] * 6, strict=True), strict=True):
         place = slice(first, first + n)
         sums[place], written[place] = wide(part[:, :n]).sum(axis=0), True
         reach[place] = (parts + 2) * EPS32 * abs(part[:, :n]).sum(axis=0)
+    args = {
+        "described": np.array(described, np.int32), "count": 3,
+        "column_partials": np.concatenate([part.ravel() for part in values]), "columns": int(written.sum()),
+    }  # fmt: skip
+    return args, sums, reach, written
+
+
+def sum_biases() -> Case:
+    args, sums, reach, written = bias_partials()
+    gradients = {"gradients": np.full(sums.size, np.float32(7.0))}
+    outputs = {"gradients": expect(sums, reach, written)}
+    return Case("three", kernels.sum_biases(), (2,), {**args, **gradients}, outputs)
+
+
+def update_biases(name: str) -> Case:
+    """Other parameters stay."""
+    run, weight = 1, 8.0
+    optimizer = OPTIMIZERS[name](0.1, l1=0.02, l2=0.3)
+    table, random = optimizer.table(5, np.array([0.1, 0.03, 0.05])), generator()
+    of_biases, sums, reach, written = bias_partials()
+    w = random.normal(size=sums.size).astype(np.float32)
+    slots = random.uniform(0.01, 0.1, (len(optimizer.slots), sums.size)).astype(np.float32)
     new_w, w_bound, new_slots, slot_bound = after_step(
         optimizer, table[run].tolist(), w, sums / weight, reach / weight, slots
     )
     args = {
-        "step": np.array([(5 + run, run, 0, 1, 1)], STEP), "totals": np.array([3.0, weight]),
-        "described": np.array(described, np.int32), "count": 3,
-        "column_partials": np.concatenate([part.ravel() for part in values]), "biases": w,
-        "biases_slots": slots if slots.size else None, "size": size, "columns": 5 + 300 + 64,
+        **of_biases, "step": np.array([(5 + run, run, 0, 1, 1)], STEP), "totals": np.array([3.0, weight]), "biases": w,
+        "biases_slots": slots if slots.size else None, "size": sums.size,
     }  # fmt: skip
     outputs = {"biases": expect(new_w, w_bound, written)}
     if slots.size:
@@ -205,3 +220,4 @@ def step_cases() -> Iterator[Case]:
         yield update(name, 1, alpha=0.7)
         yield update(name, 1, shards=2, factor=True, l2=0.3, alpha=0.7)
         yield update_biases(name)
+    yield sum_biases()

@@ -475,7 +475,7 @@ def tensor_backward_input(activation: str, tile: GemmTile, *, drops: bool = Fals
 
 
 def tensor_backward_weight(tile: GemmTile) -> Entry:
-    rest = f"{_X_AND_DZ}, float* dw[k,n], int prefetch, int k, int n"
+    rest = f"{_X_AND_DZ}, float* dw[k,n], float* db_partials[0], int prefetch, int k, int n"
     return _tensor_product("tensor_backward_weight", "", tile, rest, a_inner=False, b_inner=False)
 
 

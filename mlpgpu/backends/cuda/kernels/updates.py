@@ -91,7 +91,19 @@ def update_biases(optimizer: str) -> Entry:
     )
 
 
+def sum_biases() -> Entry:
+    """Sums of the partials that products have left of biases' gradients."""
+    signature = (
+        "const int* described[count,6], int count, const float* column_partials[partial_count], "
+        "inout float* gradients[columns], int columns"
+    )
+    described = (("described", 0),)
+    return Entry(
+        "sum_biases", "elementwise/update.cuh", "sum_biases", arguments(signature), ROW_THREADS, prefetched=described
+    )
+
+
 def update_entries() -> list[Entry]:
     """The entries that end a step."""
     updates = (make(optimizer) for make in (update, update_biases) for optimizer in OPTIMIZERS)
-    return [reduce(), squares(), clip(), *updates]
+    return [reduce(), squares(), clip(), sum_biases(), *updates]

@@ -39,7 +39,7 @@ from ..select.loss import head_form_of_operands
 from ..select.operands import has_own_inputs
 from ..select.ranks import exchanged_apart, moved_where_made
 from ..select.select import GatherPath, LocalPath, LossPath, OutputPath, Selected, Selection, no_update_of
-from ..select.updates import MovedTogether, moved_together
+from ..select.updates import MovedTogether, leaves_bias_partials, moved_together
 from . import groups
 from .groups import FLOATS, Derivative, Fused, Group, Stored
 
@@ -401,6 +401,7 @@ def fuse(selection: Selection) -> Fused:
         made = _with_updates_after_row_step(facts, made)
     elif selection.work.in_place and _updates_together(selection) and not facts.has_tail:
         made = _with_gemm_updates(facts, _with_updates_of_a_kind(facts, made))
+    made += _sums_of_biases(made)
     weights = {op.weight: facts.titles[op] for op in facts.layers if facts.is_gemm(op)}
     # Whose operands need no scales, updates write them beside the weights.
     updates_split = selection.work.in_place and facts.operand_format is not None and not facts.is_scaled
@@ -413,18 +414,28 @@ def fuse(selection: Selection) -> Fused:
     return Fused(selection, tuple(made), weights, updates_split, pieces_split, pieces, finish, _notes(selection))
 
 
+def _sums_of_biases(made: Sequence[Group]) -> list[Group]:
+    """What adds up the biases' gradients that products have left as partial sums, and that they do not move."""
+    left = [each for each in made if isinstance(each, groups.GemmGradient) and each.leaves_bias and not each.is_update]
+    if not left:
+        return []
+    why = "products store partial sums of biases' gradients, and one launch adds them up"
+    return [groups.SumBiases(left[-1].title, why, tuple(each.op for each in left))]
+
+
 def _cut(facts: _Facts, made: list[Group]) -> tuple[list[Group], tuple[groups.ExchangedPiece, ...]]:
     """The groups before the gradients, all deltas among them, and pieces of the gradient, from the first layer up.
 
     So the exchange of a piece runs beside the products of those after it.  A piece ends where a weight begins.  Weights
-    that their owners move where they make the gradient are pieces by themselves, behind all others.
+    that their owners move where they make the gradient are pieces by themselves, behind all others; or before them, if
+    they leave partial sums of biases' gradients, which are in one piece with all that is left then.
     """
     plan, of_partial = facts.selection.plan, {}
     for partial in plan.partials:
         of_partial[partial.name] = partial.parameter
     later: dict[str, list[Group]] = {}  # by the weight whose gradient they make
     sums: dict[str, list[Group]] = {}  # by the bias whose gradient they make, and nothing that a delta waits for
-    before: list[Group] = []
+    before, sums_of_biases = list[Group](), list[Group]()
     for group in made:
         if isinstance(group, (groups.DenseGradient, groups.GemmGradient)):
             assert group.op.dweight is not None
@@ -432,6 +443,8 @@ def _cut(facts: _Facts, made: list[Group]) -> tuple[list[Group], tuple[groups.Ex
         elif isinstance(group, groups.SplitColumns) and not group.is_split:
             assert group.op.dbias is not None
             sums.setdefault(of_partial[group.op.dbias], []).append(group)
+        elif isinstance(group, groups.SumBiases):
+            sums_of_biases.append(group)
         else:
             before.append(group)
     moved: list[groups.ExchangedPiece] = []
@@ -453,13 +466,15 @@ def _cut(facts: _Facts, made: list[Group]) -> tuple[list[Group], tuple[groups.Ex
             parts[-1] = slice(parts[-1].start, segment.end)
         else:
             parts.append(slice(segment.offset, segment.end))
-        ends = exchanged_apart(sum(each.stop - each.start for each in parts), left, in_one=plan.moves_all)
+        ends = exchanged_apart(
+            sum(each.stop - each.start for each in parts), left, in_one=plan.moves_all or bool(sums_of_biases)
+        )
         if following is None or (following.name in later and ends):
-            pieces.append(groups.ExchangedPiece(tuple(taken), tuple(parts), ends.why))
+            pieces.append(groups.ExchangedPiece((*taken, *sums_of_biases), tuple(parts), ends.why))
             taken, parts = [], []
     if not pieces:
         pieces = [groups.ExchangedPiece((), (), "sums of the loss and of the batch's weight alone")]
-    return before, (*pieces, *moved)
+    return before, (*moved, *pieces) if sums_of_biases else (*pieces, *moved)
 
 
 def _with_updates_after_row_step(facts: _Facts, made: list[Group]) -> list[Group]:
@@ -743,7 +758,8 @@ def _gemm_backward(facts: _Facts, op: ops.DenseBackward, title: str) -> list[Gro
     assert isinstance(path.update, Gemm)
     has_scales = facts.head_backward is not None and op.dz == facts.delta_of(facts.head_backward) and facts.is_scaled
     has_bias = op.dbias is not None and op.weight not in facts.together.weights  # which move theirs as well
-    leaves_bias = has_bias and work.in_place and path.update.leaves_bias
+    may_leave = work.in_place or leaves_bias_partials(facts.selection.plan, facts.selection.plan.capacity).holds
+    leaves_bias = has_bias and may_leave and path.update.leaves_bias
     sums_bias = has_bias and not leaves_bias
     made: list[Group] = []
     if facts.is_scaled and not has_scales:

@@ -359,6 +359,13 @@ class GemmGradient(Group):
 
 
 @dataclass(frozen=True)
+class SumBiases(Group):
+    """Gradients of biases, from the partial sums that products of the weights' have left."""
+
+    ops: tuple[ops.DenseBackward, ...]
+
+
+@dataclass(frozen=True)
 class GemmUpdates(Group):
     """dW and db of several layers, none of which waits for another, with the optimizer's step."""
 

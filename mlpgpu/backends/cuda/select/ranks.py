@@ -42,15 +42,15 @@ def moved_where_made(plan: Plan, weight: Segment) -> tuple[int | None, str]:
     return None, "each rank has some of its slots"
 
 
-def weights_are_sent_first(others: int) -> Verdict:
-    """Whether two ranks send gradients of weights that the other one moves before the others, of so many elements.
+def fill_the_wait(others: int) -> Verdict:
+    """Whether two ranks make other gradients, of so many elements, while those of weights that one moves are in flight.
 
-    Then what makes the others runs while those weights' gradients, which their owners wait for, are under way.
+    Else they are in flight beside the weights' products.
     """
     least = thresholds.EXCHANGE_LEAST_ELEMENTS
     if others < least:
-        return Verdict(True, f"the others' {others:,} elements < {least:,} are sent in little more than the latency")
-    return Verdict(False, f"the others' {others:,} elements ≥ {least:,} are under way beside the weights' products")
+        return Verdict(True, f"{others:,} elements < {least:,}, whose exchange takes little more than the latency")
+    return Verdict(False, f"{others:,} elements ≥ {least:,} are in flight beside the weights' products")
 
 
 def sent_by_kernel(nbytes: int) -> Verdict:

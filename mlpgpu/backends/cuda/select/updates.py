@@ -40,6 +40,23 @@ def updates_in_place(plan: Plan, stacked: Collection[str] = ()) -> Verdict:
     return Verdict(True, "one product makes each gradient whole, so its epilogue applies the optimizer")
 
 
+def leaves_bias_partials(plan: Plan, rows: int) -> Verdict:
+    """Whether products that store a weight's gradient leave partial sums of the bias's, for batches of so many rows.
+
+    One launch adds up those of a shard, behind all its products.  It follows from the number of shards, not of ranks.
+    """
+    least = thresholds.BIAS_PARTIALS_LEAST_ROWS
+    if plan.shards == 1 and plan.ranks == 1:
+        return Verdict(True, "one launch adds up what all products leave")
+    is_clipped = any(isinstance(op, ops.Norm) for op in plan.training)
+    is_tied = len(plan.partials) > len(plan.gradient)
+    if plan.shards != 2 or is_clipped or is_tied:
+        return Verdict(False, "sums of biases' gradients are exchanged with weights'")
+    if rows < 2 * least:
+        return Verdict(False, f"{rows:,} rows < {2 * least:,}: biases would be exchanged behind all products")
+    return Verdict(True, f"{rows:,} rows ≥ {2 * least:,}: a launch that sums deltas would read them again")
+
+
 @dataclass(frozen=True)
 class MovedTogether:
     """Weights, by name, that one launch on tensor cores moves, with their biases, and its tile; or no weights."""

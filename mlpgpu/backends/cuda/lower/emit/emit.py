@@ -47,6 +47,7 @@ _EMIT: dict[type[Group], Callable[[Shard, Any], None]] = {
     groups.GemmInput: gemm.backward_input,
     groups.GemmGradient: gemm.gradient,
     groups.GemmUpdates: gemm.updates,
+    groups.SumBiases: finish.sum_biases,
     groups.SumOfParts: parts.add,
     groups.JoinedParts: parts.join,
     groups.TakenColumns: parts.take,

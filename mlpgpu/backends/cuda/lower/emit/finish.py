@@ -6,10 +6,11 @@ from dataclasses import replace
 
 from .....plan import Plan, block_size
 from ... import kernels
-from ...kernels import ceil_div, strided_grid
+from ...kernels import Entry, ceil_div, strided_grid
 from ...kernels.launches import BLOCKS_PER_MULTIPROCESSOR, SQUARES, At, Launch, Value
-from ..groups import ClipNorm, ReducePartials, TotalError, UpdateAll, UpdateBiases
+from ..groups import ClipNorm, Group, ReducePartials, SumBiases, TotalError, UpdateAll, UpdateBiases
 from .gemm import BIAS_PARTIALS, PARTIAL_BIASES
+from .operands import of_shard
 from .parts import exchange_all
 from .rows import SUMS_BYTES
 from .shard import Grid, Shard, partials_pitch
@@ -128,15 +129,27 @@ def update(shard: Shard, group: UpdateAll) -> None:
 
 
 def update_biases(shard: Shard, group: UpdateBiases) -> None:
-    words = shard.lowered.words[PARTIAL_BIASES]
+    values: dict[str, Value] = {
+        "step": At("step"), "totals": At("totals"), "biases": At("parameters"),
+        "biases_slots": At("slots") if group.op.optimizer.slots else None, "size": shard.slot_pitch,
+    }  # fmt: skip
+    shard.launches.append(_over_biases(shard, group, kernels.update_biases(shard.optimizer), values))
+
+
+def sum_biases(shard: Shard, group: SumBiases) -> None:
+    """What products have left by now of the shard's gradients of biases."""
+    shard.launches.append(_over_biases(shard, group, kernels.sum_biases(), {"gradients": At("partials")}))
+
+
+def _over_biases(shard: Shard, group: Group, entry: Entry, values: dict[str, Value]) -> Launch:
+    """A launch with a thread for each column of the biases whose gradients products have left as partial sums."""
+    described = of_shard(shard, PARTIAL_BIASES)
+    words = shard.lowered.words[described]
     known = [words[first : first + BIAS_WORDS] for first in range(0, len(words), BIAS_WORDS)]
     columns, partials = sum(n for _, _, _, n, *_ in known), sum(count * n for _, count, _, n, *_ in known)
-    values: dict[str, Value] = {
-        "step": At("step"), "totals": At("totals"), "described": At(PARTIAL_BIASES), "count": len(known),
-        "column_partials": At(BIAS_PARTIALS), "biases": At("parameters"),
-        "biases_slots": At("slots") if group.op.optimizer.slots else None, "size": shard.slot_pitch,
+    of_biases: dict[str, Value] = {
+        "described": At(described), "count": len(known), "column_partials": At(of_shard(shard, BIAS_PARTIALS)),
         "columns": columns,
     }  # fmt: skip
-    entry = kernels.update_biases(shard.optimizer)
     grid = ceil_div(columns, entry.threads), 1, 1
-    shard.launches.append(Launch(entry, grid, values, group.title, {"partial_count": partials}))
+    return Launch(entry, grid, {**values, **of_biases}, group.title, {"partial_count": partials})

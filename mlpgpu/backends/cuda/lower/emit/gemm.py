@@ -216,7 +216,9 @@ def gradient(shard: Shard, group: GemmGradient) -> None:
     k, n = shard.shapes[op.weight]
     operands, grid = _gradient_operands(shard, group), tile.grid(k, n, shard.multiprocessors)
     if not group.is_update:
-        shard.add(group, kernels.tensor_backward_weight(tile), grid, **operands, dw=shard.ref(op.dweight))
+        left = _bias_partials(shard, group, shard.ref(op.dbias)) if group.leaves_bias else None
+        entry = kernels.tensor_backward_weight(tile)
+        shard.add(group, entry, grid, **operands, dw=shard.ref(op.dweight), db_partials=left)
         return
     updated = shard.updated(op)
     db_partials = _bias_partials(shard, group, updated["bias"]) if group.leaves_bias else None
@@ -257,9 +259,10 @@ def received_update(shard: Shard, group: GemmGradient, received: At, slots: At |
     op, tile = group.op, group.path.tile
     k, n = shard.shapes[op.weight]
     updated = {**shard.updated(op), "bias": None, "bias_slots": None, "weight_slots": slots, "size": slot_pitch}
+    left = _bias_partials(shard, group, shard.ref(op.dbias)) if group.leaves_bias else None
     return shard.launch(
         group, kernels.tensor_backward_update(shard.rule, tile, receives=True), tile.grid(k, n, shard.multiprocessors),
-        **_gradient_operands(shard, group), db=None, db_partials=None,
+        **_gradient_operands(shard, group), db=None, db_partials=left,
         w_components=_moved_components(shard, op.weight), **updated, received=received,
     )  # fmt: skip
 
@@ -290,16 +293,19 @@ def _gradient_sources(shard: Shard, op: ops.DenseBackward, tile: GemmTile) -> tu
 
 
 def _bias_partials(shard: Shard, group: GemmGradient, bias: Value) -> At:
-    """Where a product stores partial sums of a bias's gradient; another launch adds them up and updates the bias."""
-    lowered = shard.lowered
+    """Where a product stores partial sums of the gradient of a ``bias``; another launch adds them up.
+
+    That one updates the bias, or stores the gradient, whose place among the partials is given then.
+    """
+    lowered, partials, known = shard.lowered, of_shard(shard, BIAS_PARTIALS), of_shard(shard, PARTIAL_BIASES)
     k, n = shard.shapes[group.op.weight]
     pitch, count = padded_columns(n), group.path.tile.column_partials(k)
     assert isinstance(bias, At) and count is not None
-    begin = lowered.bytes.get(BIAS_PARTIALS, 0) // 4
-    lowered.bytes[BIAS_PARTIALS] = 4 * (begin + count * pitch)
+    begin = lowered.bytes.get(partials, 0) // 4
+    lowered.bytes[partials] = 4 * (begin + count * pitch)
     described = begin, count, pitch, n, *divmod(bias.offset, 1 << 31)[::-1]
-    lowered.words[PARTIAL_BIASES] = (*lowered.words.get(PARTIAL_BIASES, ()), *described)
-    return At(BIAS_PARTIALS, begin)
+    lowered.words[known] = (*lowered.words.get(known, ()), *described)
+    return At(partials, begin)
 
 
 Operand = tuple[At, int, int]  # components, rows, columns

@@ -8,7 +8,7 @@ from itertools import chain, zip_longest
 
 from .....plan import Norm
 from ...kernels.launches import At, Launch, Lowered, Piece
-from ...select.ranks import weights_are_sent_first
+from ...select.ranks import fill_the_wait
 from ..groups import ExchangedPiece, Fused, GemmGradient
 from .emit import emit
 from .exchange import Exchange
@@ -57,56 +57,112 @@ def _put_in_line(
 
     All gradients come first, of weights that this rank moves where it makes them last; sums are in flight meanwhile.
     Where the other parameters are few, what makes their gradients fills the time until the other rank's weights' come,
-    and they are moved behind the first weight, with which they are sent.
+    and they are moved behind the first weight, with which they are sent.  Where all products leave something of their
+    gradients, they come last.
+    """
+    weights = _Weights(training, exchange, of_shard)
+    parts = [part for piece in others for part in piece.elements]
+    come_last = training.pieces[0].owner is not None
+    fill = weights.count > 0 and not come_last and fill_the_wait(sum(part.stop - part.start for part in parts)).holds
+    exchanged = exchange.of_pieces([piece.elements for piece in others], are_first=not (fill or come_last))
+    made = [launches for launches, piece in zip(of_shard, training.pieces, strict=True) if piece.owner is None]
+    of_others = [Piece([[*part, *each.added]], [*each.sums]) for part, each in zip(made, exchanged, strict=True)]
+
+    def moves_behind(pieces: int) -> list[list[Launch]]:
+        """What moves them, where so many pieces come before theirs."""
+        return [
+            [replace(move, receives=(number,)) for move in each.moves if isinstance(move, Launch)]
+            for number, each in enumerate(exchanged, pieces)
+        ]
+
+    def moved_behind(pieces: int) -> list[Piece]:
+        moves = moves_behind(pieces)
+        return [Piece([launches], [*each.parameters]) for launches, each in zip(moves, exchanged, strict=True)]
+
+    if fill:
+        moves = [*chain.from_iterable(moves_behind(weights.count))]
+        lowered.pieces += [
+            *weights.sums(first=True),
+            *of_others,
+            *weights.moved(0, first=True, moves=moves, parts=parts),
+        ]
+    elif come_last:
+        lowered.pieces += [*weights.sums(first=True), *weights.moved(0, first=True)]
+        lowered.pieces += [*of_others, *moved_behind(2 * weights.count)]
+    else:
+        lowered.pieces += [*of_others, *weights.sums(), *moved_behind(0), *weights.moved(len(others))]
+    lowered.pieces += weights.at_end()
+    if training.pieces_split_weights:
+        has_operands = {exchange.rank, *(range(training.selection.plan.ranks) if weights.sends_operands else ())}
+        left = [piece for piece in training.pieces if piece.owner not in has_operands]
+        for moved in _moved_weights(training, left):
+            for name, title in moved.items():
+                _split_before_reader(lowered.shards[0], exchange.shard, name, title)
+
+
+class _Weights:
+    """Of two ranks, the weights that each moves where it makes their gradients last.
+
     Operands of weights are made anew in the next step, each before what reads them.  Where they have half the weight's
     bytes, the rank that moves the weight sends them, and the weight behind the last step of a graph.
+
+    Arguments:
+        of_shard: launches of the rank's shard, of each piece.
     """
-    numbered = list(enumerate(training.pieces))[len(others) :]
-    own = [each for each in numbered if each[1].owner == exchange.rank]
-    theirs = [each for each in numbered if each[1].owner != exchange.rank]
-    parts = [part for piece in others for part in piece.elements]
-    weights_first = bool(numbered) and weights_are_sent_first(sum(part.stop - part.start for part in parts)).holds
-    exchanged = exchange.of_pieces([piece.elements for piece in others], are_first=not weights_first)
-    of_others = [Piece([[*made, *each.added]], [*each.sums]) for made, each in zip(of_shard, exchanged, strict=False)]
-    of_weights = list[Piece]()
-    for given, received in zip_longest(theirs, own):
-        elements = [each[1].elements if each else () for each in (given, received)]
-        sums = exchange.sums(*elements, first=weights_first and not of_weights)
-        of_weights.append(Piece([of_shard[given[0]] if given else []], [*sums]))
-    first_other, first_weight = (len(of_weights), 0) if weights_first else (0, len(of_others))
-    moves = [
-        [replace(move, receives=(number,)) for move in each.moves if isinstance(move, Launch)]
-        for number, each in enumerate(exchanged, first_other)
-    ]
-    if weights_first:
-        lowered.pieces += [*of_weights, *of_others]
-    else:
-        moved = [Piece([launches], [*each.parameters]) for launches, each in zip(moves, exchanged, strict=True)]
-        lowered.pieces += [*of_others, *of_weights, *moved]
-    operand_format = training.selection.work.operand_format
-    sends_operands = operand_format is not None and operand_format.is_single and training.pieces_split_weights
-    for place, (given, received) in enumerate(zip_longest(own, theirs), first_weight):
-        launches = [replace(launch, receives=(place,)) for launch in of_shard[given[0]]] if given else []
-        beside = list[slice]()
-        if weights_first and place == first_weight:
-            launches = [replace(exchange.loss(), receives=(place,)), *launches, *chain.from_iterable(moves)]
-            beside = parts
-        if sends_operands:
-            names = [each[1].weight if each else None for each in (given, received)]
-            gathered = exchange.operands(names[0], names[1], beside)
-        else:
-            elements = [[*(each[1].elements if each else ()), *beside] for each in (given, received)]
-            gathered = exchange.parameters(*elements)
-        lowered.pieces.append(Piece([launches], [*gathered]))
-    if sends_operands and numbered:
-        of_own, of_theirs = ([part for _, piece in pieces for part in piece.elements] for pieces in (own, theirs))
-        lowered.pieces.append(Piece([[]], [*exchange.parameters(of_own, of_theirs)], at_end=True))
-    if training.pieces_split_weights:
-        has_operands = {exchange.rank, *(range(training.selection.plan.ranks) if sends_operands else ())}
-        left = [piece for piece in training.pieces if piece.owner not in has_operands]
-        for weights in _moved_weights(training, left):
-            for name, title in weights.items():
-                _split_before_reader(lowered.shards[0], exchange.shard, name, title)
+
+    def __init__(self, training: Fused, exchange: Exchange, of_shard: Sequence[list[Launch]]) -> None:
+        known = [each for each in zip(training.pieces, of_shard, strict=True) if each[0].owner is not None]
+        self._own = [each for each in known if each[0].owner == exchange.rank]
+        self._theirs = [each for each in known if each[0].owner != exchange.rank]
+        self._exchange, operand_format = exchange, training.selection.work.operand_format
+        self.sends_operands = (
+            operand_format is not None and operand_format.is_single and training.pieces_split_weights and bool(known)
+        )
+
+    @property
+    def count(self) -> int:
+        """How many pieces they are, of both ranks together: in each one both may have a weight."""
+        return max(len(self._own), len(self._theirs))
+
+    def sums(self, *, first: bool = False) -> list[Piece]:
+        """The other rank's gradients, and the exchange of them; with the ``first`` of a step comes the loss."""
+        pieces = list[Piece]()
+        for theirs, own in zip_longest(self._theirs, self._own):
+            elements = [each[0].elements if each else () for each in (theirs, own)]
+            sums = self._exchange.sums(*elements, first=first and not pieces)
+            pieces.append(Piece([theirs[1] if theirs else []], [*sums]))
+        return pieces
+
+    def moved(
+        self, begin: int, *, first: bool = False, moves: Sequence[Launch] = (), parts: Sequence[slice] = ()
+    ) -> list[Piece]:
+        """Their own gradients, with which they move them; ``begin`` pieces come before those of :meth:`sums`.
+
+        Where these are the ``first`` of a step the loss comes before them.  Other parameters, of ``parts`` of the
+        gradient, are moved behind the first weight.
+        """
+        pieces = list[Piece]()
+        for place, (own, theirs) in enumerate(zip_longest(self._own, self._theirs), begin):
+            launches = [replace(launch, receives=(place,)) for launch in own[1]] if own else []
+            beside = [] if pieces else [*parts]
+            if not pieces:
+                loss = [replace(self._exchange.loss(), receives=(place,))] if first else []
+                launches = [*loss, *launches, *moves]
+            if self.sends_operands:
+                names = [each[0].weight if each else None for each in (own, theirs)]
+                gathered = self._exchange.operands(names[0], names[1], beside)
+            else:
+                elements = [[*(each[0].elements if each else ()), *beside] for each in (own, theirs)]
+                gathered = self._exchange.parameters(*elements)
+            pieces.append(Piece([launches], [*gathered]))
+        return pieces
+
+    def at_end(self) -> list[Piece]:
+        """The weights themselves, behind the last step of a graph, where only their operands are sent before."""
+        if not self.sends_operands:
+            return []
+        own, theirs = ([part for each in known for part in each[0].elements] for known in (self._own, self._theirs))
+        return [Piece([[]], [*self._exchange.parameters(own, theirs)], at_end=True)]
 
 
 def _split_before_reader(launches: list[Launch], shard: Shard, weight: str, title: str) -> None:
