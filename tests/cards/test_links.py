@@ -28,7 +28,7 @@ from launched import run_ranks
 
 from mlpgpu.backends.cuda import exchange
 from mlpgpu.backends.cuda.exchange import Card
-from mlpgpu.backends.cuda.kernels import MESSAGE_BLOCKS, send_messages
+from mlpgpu.backends.cuda.kernels import MESSAGE_BLOCKS, MESSAGE_WORD_BYTES, primitives, send_messages
 from mlpgpu.backends.cuda.runtime import LinkedCards, Message, Words, links, message_kernel, messages
 from mlpgpu.errors import BackendError, RankError
 
@@ -259,36 +259,42 @@ def wait_until(is_done: Callable[[], bool], what: str) -> None:
 
 
 class SendFunction:
-    """The kernel that sends messages, as its source says it does, by one block."""
+    """The kernel that sends messages, as its source says it does, one block after another."""
 
     entry = send_messages()
 
     def launch(self, stream: ThreadStream, grid: tuple[int, ...], packed: bytes) -> None:
         table, aborted, memory = struct.unpack("@PPP", packed)
-        assert grid == (MESSAGE_BLOCKS, 1, 1) and memory == 0
-        stream.do(lambda: self._send(table, words_at(aborted, 1, np.uint32)))
+        assert grid == (grid[0], 1, 1) and 1 <= grid[0] <= MESSAGE_BLOCKS and memory == 0
+        stream.do(lambda: self._send(table, words_at(aborted, 1, np.uint32), grid[0]))
 
-    def _send(self, table: int, aborted: np.ndarray) -> None:
+    def _send(self, table: int, aborted: np.ndarray, blocks: int) -> None:
         receivers, senders, messages = words_at(table, 3, np.int64).tolist()
         words = words_at(table, 3 + 2 * (receivers + senders) + 3 * messages, np.int64)[3:].tolist()
         pairs = [words[2 * i : 2 * i + 2] for i in range(receivers + senders)]
         for _, told in pairs[receivers:]:
-            words_at(told, 1, np.uint32)[0] = 1
+            self._tell(told, blocks)
         for awaited, _ in pairs[:receivers]:
-            self._await(words_at(awaited, 1, np.uint32), aborted)
+            self._await(awaited, blocks, aborted)
         for i in range(2 * len(pairs), len(words), 3):
             ctypes.memmove(words[i + 1], words[i], words[i + 2])
         for _, told in pairs[:receivers]:
-            words_at(told, 1, np.uint32)[0] = 1
+            self._tell(told, blocks)
         for awaited, _ in pairs[receivers:]:
-            self._await(words_at(awaited, 1, np.uint32), aborted)
+            self._await(awaited, blocks, aborted)
 
-    def _await(self, word: np.ndarray, aborted: np.ndarray) -> None:
-        while not word[0]:
-            if aborted[0]:
-                return
-            time.sleep(1e-5)
-        word[0] = 0
+    def _tell(self, address: int, blocks: int) -> None:
+        for block in range(blocks):
+            words_at(address + MESSAGE_WORD_BYTES * block, 1, np.uint32)[0] = 1
+
+    def _await(self, address: int, blocks: int, aborted: np.ndarray) -> None:
+        for block in range(blocks):
+            word = words_at(address + MESSAGE_WORD_BYTES * block, 1, np.uint32)
+            while not word[0]:
+                if aborted[0]:
+                    return
+                time.sleep(1e-5)
+            word[0] = 0
 
 
 def words_at(address: int, count: int, dtype: type) -> np.ndarray:
@@ -305,8 +311,11 @@ def linked(team: Team, rank: int, memory: mmap.mmap) -> LinkedCards:
 
 @pytest.mark.parametrize("by_kernel", [False, True])
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_messages_arrive_step_after_step_in_both_lanes(size: int, by_kernel: bool, driver: Driver) -> None:
+def test_messages_arrive_step_after_step_in_both_lanes(
+    size: int, by_kernel: bool, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What comes is what was sent for that step, though nothing but the words keeps ranks from running ahead."""
+    monkeypatch.setattr(primitives, "MESSAGE_BLOCK_BYTES", 16)  # so that two ranks have several blocks, and not all
     draw = random.Random(f"linked cards {size}")
     team, memory, steps, numbers = Team(size), mmap.mmap(-1, Words.nbytes(size)), 40, 16
     # By lane, from whom to whom how many numbers go; some pairs have nothing to send.

@@ -175,7 +175,9 @@ def take_partition(row_bytes: int, *, batches: int = 3, of_batch: int = 5, begin
     return Case(name, kernels.take_partition(row_bytes), (2,), args, {"rows": expect(value, 0.0)})
 
 
-def send_messages(sizes: Sequence[int], *, apart: int = 16, to_itself: bool = False) -> Case:
+def send_messages(
+    sizes: Sequence[int], *, apart: int = 16, to_itself: bool = False, blocks: int = kernels.MESSAGE_BLOCKS
+) -> Case:
     """To one peer, which has said that it is ready and will have said that it is done; or from a card to itself.
 
     Memory is words, then what is sent, then where it goes.
@@ -189,20 +191,20 @@ def send_messages(sizes: Sequence[int], *, apart: int = 16, to_itself: bool = Fa
     memory = generator().integers(0, 256, places[0] + 2 * whole).astype(np.uint8)
     memory[: 4 * words] = 0
     of_words = memory[: 4 * words].view(np.uint32).reshape(4, kernels.MESSAGE_BLOCKS, -1)[..., 0]
-    of_words[:2] = not to_itself
+    of_words[:2, :blocks] = not to_itself
     table = [1, 1, len(sizes), ready, told_done, done, told_ready]
     for place, size in zip(places, sizes, strict=False):
         table += [place, place + whole, size]
     value = memory.copy()
     value[: 4 * words] = 0
     if not to_itself:
-        value[2 * words : 4 * words].view(np.uint32).reshape(2, kernels.MESSAGE_BLOCKS, -1)[..., 0] = 1
+        value[2 * words : 4 * words].view(np.uint32).reshape(2, kernels.MESSAGE_BLOCKS, -1)[:, :blocks, 0] = 1
     for place, size in zip(places, sizes, strict=False):
         value[place + whole : place + whole + size] = memory[place : place + size]
     args = {"table": np.array(table, np.int64), "aborted": np.zeros(1, np.uint32), "memory": memory}
-    name = f"{'-'.join(map(str, sizes))}-apart{apart}{'-to-itself' if to_itself else ''}"
+    name = f"{'-'.join(map(str, sizes))}-apart{apart}{'-to-itself' if to_itself else ''}-{blocks}blocks"
     expected = {"memory": expect(value.astype(np.float64), 0.0)}
-    return Case(name, kernels.send_messages(), (kernels.MESSAGE_BLOCKS,), args, expected)
+    return Case(name, kernels.send_messages(), (blocks,), args, expected)
 
 
 def put_column(source: str, count: int, width: int, column: int) -> Case:
@@ -230,6 +232,8 @@ def primitive_cases() -> Iterator[Case]:
     yield take_partition(48, of_batch=64)
     for sizes, apart in (((46080,), 0), ((16, 4, 1, 300000), 16), ((64, 32), 4), ((7, 100, 16), 1)):
         yield send_messages(sizes, apart=apart)
+    for blocks in (1, 5):
+        yield send_messages((40_000, 20), blocks=blocks)
     yield send_messages((4096, 20), to_itself=True)
     for count, row_bytes in ((1, 1), (3, 33), (700, 4)):
         yield row_checksums(count, row_bytes)

@@ -16,7 +16,8 @@ WORD_BYTES = (16, 4, 1)  # of what rows are taken by
 # Blocks that take rows.  A resident one delays the next product, whose blocks have a multiprocessor each, until it
 # ends: so all multiprocessors ask for rows, and have them as soon as the link allows.
 PARTITION_BLOCKS = 264
-MESSAGE_BLOCKS, MESSAGE_WORD_BYTES = 32, 32  # of primitives/send_messages.cuh: blocks, and from one's word to another's
+# Of primitives/send_messages.cuh: blocks at most, bytes for which there is one, and from one block's word to another's.
+MESSAGE_BLOCKS, MESSAGE_BLOCK_BYTES, MESSAGE_WORD_BYTES = 32, 16384, 32
 CHAINS = 8  # of bench/peak_rates.cuh
 
 
@@ -161,8 +162,16 @@ def partition_grid(count: int, row_bytes: int) -> tuple[int, int, int]:
     return strided_grid(count * row_bytes, PARTITION_BLOCKS, min(row_bytes, max(WORD_BYTES)))
 
 
+def message_blocks(nbytes: int) -> int:
+    """Blocks that send a message of so many bytes.
+
+    Those that wait delay the next product, as blocks that take rows do: so of short messages there are few.
+    """
+    return max(1, min(MESSAGE_BLOCKS, ceil_div(nbytes, MESSAGE_BLOCK_BYTES)))
+
+
 def send_messages() -> Entry:
-    """Messages of one card to others, and the wait for theirs, by ``MESSAGE_BLOCKS`` blocks of each."""
+    """Messages of one card to others, and the wait for theirs, by as many blocks of each card."""
     signature = "const int64_t* table[words], const uint32_t* aborted[1], inout unsigned char* memory[bytes]"
     return Entry(
         "send_messages", "primitives/send_messages.cuh", "send_messages", arguments(signature), ROW_THREADS

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..kernels import MESSAGE_BLOCKS, MESSAGE_WORD_BYTES
+from ..kernels import MESSAGE_BLOCKS, MESSAGE_WORD_BYTES, message_blocks
 from .bindings import drv
 from .device import Device
 from .memory import Arena
@@ -34,7 +34,7 @@ class MessageKernel:
         self, device: Device, function: Function, rank: int, size: int,
         map_memory: Callable[[Sequence[int]], dict[int, list[Place]]], aborted: int,
     ) -> None:  # fmt: skip
-        self._device, self._function, self._rank, self._aborted = device, function, rank, aborted
+        self._device, self._function, self._rank, self._size, self._aborted = device, function, rank, size, aborted
         nbytes = size * LANES * 2 * WORDS_BYTES
         self._arena = Arena(device, nbytes)
         self._words = self._arena.take(nbytes)
@@ -60,10 +60,13 @@ class MessageKernel:
         packed, function = pack(self._function.entry, [address, self._aborted, None]), self._function
 
         kept = arena, [each.to for each in sent]  # the table, and what is mapped
+        # Both of two cards know what the other one sends; of more, a card does not know what others send each other.
+        nbytes = max(sum(each.nbytes for each in messages) for messages in (sent, received))
+        grid = (message_blocks(nbytes) if self._size == 2 else MESSAGE_BLOCKS), 1, 1
 
         def put(stream: Stream) -> None:
             assert kept
-            function.launch(stream, (MESSAGE_BLOCKS, 1, 1), packed)
+            function.launch(stream, grid, packed)
 
         return put
 

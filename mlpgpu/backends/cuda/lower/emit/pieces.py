@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain, zip_longest
+from itertools import zip_longest
 
 from .....plan import Norm
 from ...kernels.launches import At, Launch, Lowered, Piece
@@ -60,7 +60,7 @@ def _put_in_line(
     and they are moved behind the first weight, with which they are sent.  Where all products leave something of their
     gradients, they come last.
     """
-    weights = _Weights(training, exchange, of_shard)
+    weights = _MovedWeights(training, exchange, of_shard)
     parts = [part for piece in others for part in piece.elements]
     come_last = training.pieces[0].owner is not None
     fill = weights.count > 0 and not come_last and fill_the_wait(sum(part.stop - part.start for part in parts)).holds
@@ -68,24 +68,18 @@ def _put_in_line(
     made = [launches for launches, piece in zip(of_shard, training.pieces, strict=True) if piece.owner is None]
     of_others = [Piece([[*part, *each.added]], [*each.sums]) for part, each in zip(made, exchanged, strict=True)]
 
-    def moves_behind(pieces: int) -> list[list[Launch]]:
-        """What moves them, where so many pieces come before theirs."""
-        return [
-            [replace(move, receives=(number,)) for move in each.moves if isinstance(move, Launch)]
-            for number, each in enumerate(exchanged, pieces)
-        ]
-
     def moved_behind(pieces: int) -> list[Piece]:
-        moves = moves_behind(pieces)
-        return [Piece([launches], [*each.parameters]) for launches, each in zip(moves, exchanged, strict=True)]
+        """What moves them, where so many pieces come before theirs."""
+        moved = list[Piece]()
+        for number, each in enumerate(exchanged, pieces):
+            launches = [replace(move, receives=(number,)) for move in each.moves if isinstance(move, Launch)]
+            moved.append(Piece([launches], [*each.parameters]))
+        return moved
 
     if fill:
-        moves = [*chain.from_iterable(moves_behind(weights.count))]
-        lowered.pieces += [
-            *weights.sums(first=True),
-            *of_others,
-            *weights.moved(0, first=True, moves=moves, parts=parts),
-        ]
+        moves = [launch for piece in moved_behind(weights.count) for launch in piece.shards[0]]
+        lowered.pieces += [*weights.sums(first=True), *of_others]
+        lowered.pieces += weights.moved(0, first=True, moves=moves, parts=parts)
     elif come_last:
         lowered.pieces += [*weights.sums(first=True), *weights.moved(0, first=True)]
         lowered.pieces += [*of_others, *moved_behind(2 * weights.count)]
@@ -100,7 +94,7 @@ def _put_in_line(
                 _split_before_reader(lowered.shards[0], exchange.shard, name, title)
 
 
-class _Weights:
+class _MovedWeights:
     """Of two ranks, the weights that each moves where it makes their gradients last.
 
     Operands of weights are made anew in the next step, each before what reads them.  Where they have half the weight's
