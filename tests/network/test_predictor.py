@@ -218,8 +218,9 @@ def test_what_is_not_finite_is_found_even_where_weights_are_0(value: float, dtyp
     for column in range(12):
         x = np.zeros((rows, 12), dtype)
         x[-1, column] = value
-        with pytest.raises(errors.DataError, match=f"at row {rows - 1}, column {column}"):
-            net.predictor("cpu")(x)
+        for predictor in (net.predictor("cpu"), net.predictor("cpu", batch_size=7)):  # whole, and piece by piece
+            with pytest.raises(errors.DataError, match=f"at row {rows - 1}, column {column}"):
+                predictor(x)
 
 
 def test_what_overflows_the_precision_is_refused_and_what_overflows_a_sum_is_not() -> None:

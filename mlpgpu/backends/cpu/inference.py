@@ -184,6 +184,17 @@ class Loaded:
     steps_of_digits: tuple[Steps, Steps]
 
 
+def _pieces(rows: int, of_piece: int) -> list[slice]:
+    return [slice(start, min(start + of_piece, rows)) for start in range(0, rows, of_piece)]
+
+
+def _part_of(
+    part: slice, x: np.ndarray, out: np.ndarray, rows: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Inputs, results and chosen rows of a part of a call."""
+    return (x[part], out[part], None) if rows is None else (x, out[part], rows[part])
+
+
 @lru_cache(maxsize=64)
 def parts_of_call(rows: int, row_flops: int) -> int:
     """Into how many parts a call of so many rows is cut, which its bits follow from."""
@@ -265,9 +276,15 @@ class CpuInference(Inference):
         is_rounded = not self._standardizes or not has_more_digits(x.dtype, self._plan)
         loaded, count = self._loaded, len(out)
         is_shared = count < SHARED_ROWS or count * self._row_flops < SHARED_FLOPS
-        if self._is_chain and is_shared and count <= self._capacity:
-            shared = parts_of_call(count, self._row_flops)
-            return self._compute_chain(loaded, x, out, rows, scale, shared, is_rounded=is_rounded, logits=logits)
+        if self._is_chain and is_shared:
+            pieces = -(-count // self._capacity)
+            shared = parts_of_call(-(-count // max(1, pieces)), self._row_flops)
+            if pieces <= 1:
+                return self._compute_chain(loaded, x, out, rows, scale, shared, is_rounded=is_rounded, logits=logits)
+            # One after another, each of which threads share.
+            options: dict[str, Any] = {"scale": scale, "is_rounded": is_rounded, "logits": logits}
+            of_pieces = [_part_of(part, x, out, rows) for part in _pieces(count, -(-count // pieces))]
+            return all([self._compute_chain(loaded, *piece, parts=shared, **options) for piece in of_pieces])
         steps = (loaded.steps if is_rounded else loaded.steps_of_digits)[logits]
         piece_rows = self._rows_of_pieces(count)
         with np.errstate(all="ignore"):
@@ -280,13 +297,11 @@ class CpuInference(Inference):
                 compute_piece = partial(self._compute, steps, scale=scale, is_rounded=is_rounded)
             if count <= piece_rows:
                 return compute_piece(x, out, rows)
-            parts = [slice(start, min(start + piece_rows, count)) for start in range(0, count, piece_rows)]
+            parts = _pieces(count, piece_rows)
             are_finite = [False] * len(parts)
 
             def compute(piece: int) -> None:
-                part = parts[piece]
-                of_piece, chosen = (x[part], None) if rows is None else (x, rows[part])
-                are_finite[piece] = compute_piece(of_piece, out[part], chosen)
+                are_finite[piece] = compute_piece(*_part_of(parts[piece], x, out, rows))
 
             POOL.run(len(parts), compute, self._threads)
             return all(are_finite)
