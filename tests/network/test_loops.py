@@ -11,7 +11,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from sanitized import SANITIZERS, run_sanitized
 import mlpgpu as mg
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends.constants import hyper_parameters, loss_numbers
-from mlpgpu.backends.cpu.blas import BLAS
+from mlpgpu.backends.cpu.blas import BLAS, BlasThreads
 from mlpgpu.backends.cpu.loops import Call, address_of, has_loop, joined, library, loops_name, why_not
 from mlpgpu.backends.cpu.loops import library as loops_library
 from mlpgpu.backends.cpu.products import packs_nothing, packs_nothing_for_gradient, spares_blas
@@ -291,6 +291,44 @@ def test_blas_makes_large_products_where_it_is_faster() -> None:
     assert packs_nothing(4096, 6 * 784, 6, is_fast=True)
     assert not packs_nothing(16, 6 * 128, 6, is_fast=True)
     assert not packs_nothing_for_gradient(64, 15 * 16384, 15, is_fast=True)
+    assert packs_nothing(8, 128 * 64, 64, is_fast=True) and not packs_nothing(8, 128 * 32, 32, is_fast=True)
+    assert packs_nothing(8, 128 * 32, 32, is_fast=False) and not packs_nothing(9, 128 * 32, 32, is_fast=False)
+    assert packs_nothing_for_gradient(4, 100, 20, is_fast=False)
+    assert not packs_nothing_for_gradient(4, 100, 20, is_fast=True)
+
+
+def test_the_loop_makes_nearly_all_products_where_blas_has_shorter_vectors() -> None:
+    faster = {"is_fast": True, "is_faster": True}
+    for rows, k, n in product((2, 64, 4096), (16, 8192), (16, 100, 8192)):
+        assert packs_nothing(rows, k * n, n, **faster) and packs_nothing_for_gradient(rows, k * n, n, **faster)
+    assert packs_nothing(64, 9 * 16, 9, **faster) and not packs_nothing(64, 8 * 16, 8, **faster)
+    assert not packs_nothing_for_gradient(64, 15 * 16, 15, **faster)
+
+
+@needs_loops
+@of_each_type
+@pytest.mark.parametrize("is_short", [True, False])
+@pytest.mark.parametrize("rows", [1, 15, 16, 40, 300])
+def test_a_step_is_the_same_whatever_makes_its_products(
+    dtype: np.dtype, is_short: bool, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for rounding: BLAS, or loops, of weights with fewer numbers than rows have, and with more."""
+    monkeypatch.setattr(BlasThreads, "has_short_vectors", property(lambda _: is_short))
+    draw = np.random.default_rng(2)
+    x, y = draw.standard_normal((rows, 24)).astype(dtype), draw.standard_normal((rows, 2)).astype(dtype)
+    net = mg.Network([mg.Dense(24, 70, "tanh"), mg.Dense(70, 33, "tanh"), mg.Dense(33, 2)], seed=1)
+    w = {name: value.astype(np.float64) for name, value in net.parameters.items()}
+    precision = "float32" if dtype == FLOAT32 else "float64"
+    mg.Trainer(net, "squared_error", mg.SGD(1.0), batch_size=rows, precision=precision, backend="cpu").step(x, y)
+    a = np.tanh(x @ w["0.weight"] + w["0.bias"])
+    b = np.tanh(a @ w["1.weight"] + w["1.bias"])
+    delta = b @ w["2.weight"] + w["2.bias"] - y
+    of_b = (1 - b**2) * (delta @ w["2.weight"].T)
+    of_a = (1 - a**2) * (of_b @ w["1.weight"].T)
+    expected = {"0": x.T @ of_a, "1": a.T @ of_b, "2": b.T @ delta}
+    for layer, gradient in expected.items():
+        moved = w[f"{layer}.weight"] - net.parameters[f"{layer}.weight"]
+        np.testing.assert_allclose(moved, gradient / rows, atol=200 * np.finfo(dtype).eps)
 
 
 @needs_loops

@@ -23,6 +23,15 @@ from ...locks import GroupLock, at_fork
 
 FORK_SECONDS = 60.0  # at most, that a fork waits for a step to end
 
+# What OpenBLAS calls those of its kernels for x86 whose vectors have less than 64 bytes.  It may run them on processors
+# that have longer ones: a variable of the environment, OPENBLAS_CORETYPE, can ask for them, and older versions take
+# processors that they do not know for the last ones that they do.
+SHORT_VECTORS = {
+    "Katmai", "Coppermine", "Northwood", "Prescott", "Banias", "Atom", "Core2", "Penryn", "Dunnington", "Nehalem",
+    "Sandybridge", "Haswell", "Athlon", "Opteron", "Opteron_SSE3", "Barcelona", "Bobcat", "Bulldozer", "Piledriver",
+    "Steamroller", "Excavator", "Zen",
+}  # fmt: skip
+
 # What OpenBLAS calls its functions in the builds of NumPy, conda and distributions.
 _AFFIXES = tuple(itertools.product(("", "scipy_"), ("", "64_", "_64")))
 
@@ -38,12 +47,17 @@ class Products:
 
 @dataclass(frozen=True)
 class Library:
-    """A BLAS that NumPy's products may run in: its number of threads is read by ``get`` and set by ``set``."""
+    """A BLAS that NumPy's products may run in: its number of threads is read by ``get`` and set by ``set``.
+
+    Attributes:
+        has_short_vectors: whether it is known to have vectors of less than 64 bytes on this processor.
+    """
 
     get: Callable[[], int]
     set: Callable[[int], object]
     name: str
     products: Mapping[np.dtype, Products] = field(default_factory=dict)
+    has_short_vectors: bool = False
 
 
 class BlasThreads(GroupLock):
@@ -69,6 +83,11 @@ class BlasThreads(GroupLock):
     def products(self, dtype: np.dtype) -> Products | None:
         """The functions that NumPy's products of such numbers are made by, where they are known."""
         return self.libraries[0].products.get(dtype) if len(self.libraries) == 1 else None
+
+    @property
+    def has_short_vectors(self) -> bool:
+        """Whether products that it makes are known to have vectors of less than 64 bytes."""
+        return len(self.libraries) == 1 and self.libraries[0].has_short_vectors
 
     def begin(self, key: Hashable) -> None:
         self._found.clear()
@@ -117,7 +136,8 @@ def _library(found: Any) -> Library:
             get = getattr(library, f"{prefix}openblas_get_num_threads{suffix}", None)
             if get is not None:
                 set_ = getattr(library, f"{prefix}openblas_set_num_threads{suffix}")
-                return Library(get, set_, name, _products(library, prefix, suffix))
+                is_short = getattr(found, "architecture", None) in SHORT_VECTORS
+                return Library(get, set_, name, _products(library, prefix, suffix), is_short)
     return Library(found.get_num_threads, found.set_num_threads, name)
 
 

@@ -19,7 +19,14 @@ from ..constants import hyper_parameters, loss_numbers
 from ..inputs import input_standardize
 from .blas import BLAS
 from .loops import Call, has_long_vectors, has_loop, joined, shared
-from .products import FEW_ROWS_DX, FEW_ROWS_Y, is_by_transpose, packs_nothing, packs_nothing_for_gradient
+from .products import (
+    FEW_ROWS_DX,
+    FEW_ROWS_Y,
+    LEAST_ROWS_OF_DX,
+    is_by_transpose,
+    packs_nothing,
+    packs_nothing_for_gradient,
+)
 from .threads import Bound
 from .workspace import Workspace
 
@@ -64,6 +71,12 @@ def _layout(matrix: np.ndarray) -> tuple[bool, int]:
     return True, max(matrix.strides[1] // item, 1)
 
 
+def _speed(dtype: np.dtype, *, is_alone: bool) -> dict[str, bool]:
+    """How fast loops are beside BLAS, as :mod:`~.products` asks; ``is_alone`` says that BLAS has one thread."""
+    is_fast = is_alone and has_long_vectors(dtype)
+    return {"is_fast": is_fast, "is_faster": is_fast and BLAS.has_short_vectors}
+
+
 def rows_product(
     x: np.ndarray, weight: np.ndarray, out: np.ndarray, *, is_alone: bool = True, spares_blas: bool = False
 ) -> Bound | Call:
@@ -72,7 +85,7 @@ def rows_product(
     ``is_alone`` says whether one thread makes it, even where BLAS does; ``spares_blas`` that BLAS never does.
     """
     rows, n = len(x), weight.shape[1]
-    if spares_blas or packs_nothing(rows, weight.size, n, is_fast=is_alone and has_long_vectors(out.dtype)):
+    if spares_blas or packs_nothing(rows, weight.size, n, **_speed(out.dtype, is_alone=is_alone)):
         return unpacked_rows(x, weight, out)
     if rows == 1:
         return _vector_product(weight.T, x, out)
@@ -84,8 +97,7 @@ def gradient_product(
 ) -> Bound | Call:
     """What writes ``x.T @ dz`` to ``out``, or adds it, x (B, k) or some columns of an array, dz (B, n)."""
     rows, n = dz.shape
-    is_fast = is_alone and has_long_vectors(out.dtype)
-    if not adds and packs_nothing_for_gradient(rows, out.size, n, is_fast=is_fast):
+    if not adds and packs_nothing_for_gradient(rows, out.size, n, **_speed(out.dtype, is_alone=is_alone)):
         return unpacked_gradient(x, dz, out)
     return (_vector_product if n == 1 else product)(x.T, dz, out, adds=adds)
 
@@ -142,8 +154,7 @@ def forward_product(work: Workspace, op: ops.Dense, rows: slice) -> Steps:
     """What makes ``x W`` of rows, where the bias is added and the activation computed."""
     x, z, weight = work.view(op.x, rows), work.view(op.z or op.y, rows), work.arrays[op.weight]
     is_alone = work.threads.multiply_alone
-    is_fast = is_alone and has_long_vectors(work.dtype)
-    is_packed = not packs_nothing(len(x), weight.size, weight.shape[1], is_fast=is_fast)
+    is_packed = not packs_nothing(len(x), weight.size, weight.shape[1], **_speed(work.dtype, is_alone=is_alone))
     if is_packed and is_by_transpose(len(x), weight.size, FEW_ROWS_Y):
         return _transposed_product(x, weight, work.scratch_like(z, rows).reshape(z.shape[::-1]), z)
     return [rows_product(x, weight, z, is_alone=is_alone)]
@@ -314,10 +325,30 @@ def input_gradient(work: Workspace, op: ops.DenseBackward, rows: slice, columns:
     dz, weight, dx = work.view(op.dz, rows), work.arrays[op.weight], work.view(op.dx, rows)
     if weight.shape[1] == 1 and columns == WHOLE:  # each row of dx is a multiple of one
         return [Call(work.dtype, "unpacked_product", dz, 1, 1, weight, dx, len(dz), len(weight), 1)]
+    is_faster = _speed(work.dtype, is_alone=work.threads.multiply_alone)["is_faster"]
+    if is_faster and len(dz) >= LEAST_ROWS_OF_DX and columns == WHOLE:
+        return _unpacked_input_gradient(dz, weight, work.scratch_like(dx, rows).reshape(dx.shape[::-1]), dx)
     if is_by_transpose(len(dz), weight.size, FEW_ROWS_DX):
         transposed = work.scratch_like(dx, rows).reshape(dx.shape[::-1])
         return _transposed_product(dz, weight[columns].T, transposed[columns], dx[:, columns])
     return [product(dz, weight[columns].T, dx[:, columns])]
+
+
+def _unpacked_input_gradient(dz: np.ndarray, weight: np.ndarray, transposed: np.ndarray, dx: np.ndarray) -> Steps:
+    """What writes ``dz @ weight.T`` to ``dx`` (B, k) by the loop that packs nothing.
+
+    The weight is transposed, or where that has more numbers, dz, and dx by way of ``transposed`` (k, B).
+    """
+    (rows, n), (k, _), dtype = dz.shape, weight.shape, dx.dtype
+    if k * n < rows * (k + n):
+        flipped = np.empty((n, k), dtype)
+        return [Call(dtype, "transpose", weight, flipped, n, k, k), unpacked_rows(dz, flipped, dx)]
+    flipped = np.empty((n, rows), dtype)
+    return [
+        Call(dtype, "transpose", dz, flipped, n, rows, rows),
+        unpacked_rows(weight, flipped, transposed),
+        Call(dtype, "transpose", transposed, dx, rows, k, k),
+    ]
 
 
 def bind_update(work: Workspace, op: ops.Update, gradient: np.ndarray) -> Bound:

@@ -89,6 +89,14 @@ void vector_product(void* gemv, Transposed is_transposed, int64_t rows, int64_t 
 // A vector register; in memory it may lie anywhere.
 typedef real Vector __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
 
+// Keeps a vector in its register: the compiler would read it again for each use, since an instruction can, and twice where
+// it lies in two cache lines.
+inline void hold(Vector& vector) {
+#if defined(__x86_64__)
+    asm("" : "+v"(vector));
+#endif
+}
+
 // A tile of unpacked_product: ROWS rows of c, by VECTORS vectors of neighbouring columns.  It prefetches later rows of b
 // where these come from a far cache, or from memory.
 template <int ROWS, int VECTORS, bool PREFETCHES>
@@ -111,14 +119,33 @@ void unpacked_tile(const real* a, int64_t row_stride, int64_t k_stride, const re
             __builtin_prefetch(ahead + VECTORS * LANES - 1);  // its line, where vectors begin in the middle of one
         }
         const Vector* b_row = reinterpret_cast<const Vector*>(b + i * n);
-        Vector loaded[VECTORS];
-#pragma GCC unroll 32
-        for (int v = 0; v < VECTORS; ++v) loaded[v] = b_row[v];
+        if constexpr (ROWS <= VECTORS) {  // what is fewer, a's numbers or b's vectors, has registers beside the sums
+            Vector factors[ROWS];
 #pragma GCC unroll 8
-        for (int r = 0; r < ROWS; ++r) {
-            const real factor = a[r * row_stride + i * k_stride];
+            for (int r = 0; r < ROWS; ++r) {
+                factors[r] = a[r * row_stride + i * k_stride] - Vector{};
+                hold(factors[r]);
+            }
 #pragma GCC unroll 32
-            for (int v = 0; v < VECTORS; ++v) sum[r][v] += factor * loaded[v];
+            for (int v = 0; v < VECTORS; ++v) {
+                Vector loaded = b_row[v];
+                hold(loaded);
+#pragma GCC unroll 8
+                for (int r = 0; r < ROWS; ++r) sum[r][v] += factors[r] * loaded;
+            }
+        } else {
+            Vector loaded[VECTORS];
+#pragma GCC unroll 32
+            for (int v = 0; v < VECTORS; ++v) {
+                loaded[v] = b_row[v];
+                hold(loaded[v]);
+            }
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; ++r) {
+                const real factor = a[r * row_stride + i * k_stride];
+#pragma GCC unroll 32
+                for (int v = 0; v < VECTORS; ++v) sum[r][v] += factor * loaded[v];
+            }
         }
     }
 #pragma GCC unroll 8
