@@ -92,7 +92,7 @@ typedef real Vector __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_al
 // Keeps a vector in its register: the compiler would read it again for each use, since an instruction can, and twice where
 // it lies in two cache lines.
 inline void hold(Vector& vector) {
-#if defined(__x86_64__)
+#if defined(__AVX__)
     asm("" : "+v"(vector));
 #endif
 }
