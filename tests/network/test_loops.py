@@ -293,8 +293,6 @@ def test_blas_makes_large_products_where_it_is_faster() -> None:
     assert not packs_nothing_for_gradient(64, 15 * 16384, 15, is_fast=True)
     assert packs_nothing(8, 128 * 64, 64, is_fast=True) and not packs_nothing(8, 128 * 32, 32, is_fast=True)
     assert packs_nothing(8, 128 * 32, 32, is_fast=False) and not packs_nothing(9, 128 * 32, 32, is_fast=False)
-    assert packs_nothing_for_gradient(4, 100, 20, is_fast=False)
-    assert not packs_nothing_for_gradient(4, 100, 20, is_fast=True)
 
 
 def test_the_loop_makes_nearly_all_products_where_blas_has_shorter_vectors() -> None:

@@ -30,9 +30,10 @@ def is_by_transpose(rows: int, weights: int, few: tuple[int, int]) -> bool:
 # y of one row takes as long as BLAS does by 1024×1024 and 2048×2048 weights, and 0.94 by 392×128.
 #
 # Of what OpenBLAS packs nothing for the loop makes, on Zen 5, y of 3 rows in 0.35 to 0.9 of its time, of 4 in 0.8 to
-# 1.3, of 5 to 7 in 0.5 to 1.0 and of 8 in 0.75 to 1.2, the least by at least 64 columns, and gradients of up to 8 rows
-# in 1.1 to 1.9.  With vectors of 32 bytes, for which OpenBLAS has no such kernels, the loop makes y of 3 to 8 rows in
-# 0.15 to 1.1 of its time, and gradients of 4 in 0.8 to 1.0.
+# 1.3, of 5 to 7 in 0.5 to 1.0 and of 8 in 0.75 to 1.2, the least by at least 64 columns.  With vectors of 32 bytes, for
+# which OpenBLAS has no such kernels, the loop makes y of 3 to 8 rows in 0.15 to 1.1 of its time.  Gradients of up to 4
+# rows take it 1.1 to 1.9 times as long again and again, but a step of 784-512-10 by one row 58 µs for 80: there they
+# lie in no near cache.
 UNPACKED_BY_BLAS = 10**6
 MOST_ROWS_OF_Y, MANY_COLUMNS, MOST_ROWS_OF_MANY_COLUMNS = 3, 64, 8
 MOST_ROWS_OF_GRADIENT = 4
@@ -94,7 +95,7 @@ def packs_nothing_for_gradient(
     if is_faster:
         return True
     if rows * weights <= UNPACKED_BY_BLAS:
-        return not is_fast and rows <= MOST_ROWS_OF_GRADIENT
+        return rows <= MOST_ROWS_OF_GRADIENT
     is_wide = is_fast and columns >= LEAST_COLUMNS_OF_GRADIENT
     return rows <= (_most_rows(weights, LARGE_GRADIENT) if is_wide else MOST_ROWS_OF_OTHERS)
 
