@@ -84,7 +84,7 @@ class Products:
             entry = kernels.tensor_backward_weight(tile)
         # What only the epilogue reads or writes; and arguments that a product which ends with the loss does not have.
         left_out: dict[str, Value] = dict.fromkeys(
-            ("b", "z", "y", "y_components", "saved", "saved_components", "dx", "dx_components")
+            ("b", "z", "y", "y_components", "saved", "saved_components", "dx", "dx_components", "db_partials")
         )
         missing: dict[str, Value] = {
             **dict.fromkeys(("x_row_scales", "w_column_scales", "x", "w")),
