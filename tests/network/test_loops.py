@@ -25,7 +25,12 @@ from mlpgpu.backends.constants import hyper_parameters, loss_numbers
 from mlpgpu.backends.cpu.blas import BLAS, BlasThreads
 from mlpgpu.backends.cpu.loops import Call, address_of, has_loop, joined, library, loops_name, why_not
 from mlpgpu.backends.cpu.loops import library as loops_library
-from mlpgpu.backends.cpu.products import packs_nothing, packs_nothing_for_gradient, spares_blas
+from mlpgpu.backends.cpu.products import (
+    packs_nothing,
+    packs_nothing_for_gradient,
+    packs_nothing_for_inputs,
+    spares_blas,
+)
 from mlpgpu.backends.sources import native_folder, source_folder
 from mlpgpu.losses import FORMS
 from mlpgpu.optimizers import OPTIMIZERS
@@ -293,6 +298,19 @@ def test_blas_makes_large_products_where_it_is_faster() -> None:
     assert not packs_nothing_for_gradient(64, 15 * 16384, 15, is_fast=True)
     assert packs_nothing(8, 128 * 64, 64, is_fast=True) and not packs_nothing(8, 128 * 32, 32, is_fast=True)
     assert packs_nothing(8, 128 * 32, 32, is_fast=False) and not packs_nothing(9, 128 * 32, 32, is_fast=False)
+
+
+def test_the_loop_makes_inputs_gradients_of_few_rows_where_blas_packs() -> None:
+    for rows, weights, made in (
+        (2, 2**19, False),
+        (3, 2**19, True),
+        (64, 2**19, True),
+        (65, 2**19, False),
+        (64, 15625, False),
+    ):
+        assert packs_nothing_for_inputs(rows, weights, is_fast=True) == made
+        assert not packs_nothing_for_inputs(rows, weights, is_fast=False)
+    assert packs_nothing_for_inputs(4096, 100, is_fast=True, is_faster=True)
 
 
 def test_the_loop_makes_nearly_all_products_where_blas_has_shorter_vectors() -> None:

@@ -22,10 +22,10 @@ from .loops import Call, has_long_vectors, has_loop, joined, shared
 from .products import (
     FEW_ROWS_DX,
     FEW_ROWS_Y,
-    LEAST_ROWS_OF_DX,
     is_by_transpose,
     packs_nothing,
     packs_nothing_for_gradient,
+    packs_nothing_for_inputs,
 )
 from .threads import Bound
 from .workspace import Workspace
@@ -325,29 +325,30 @@ def input_gradient(work: Workspace, op: ops.DenseBackward, rows: slice, columns:
     dz, weight, dx = work.view(op.dz, rows), work.arrays[op.weight], work.view(op.dx, rows)
     if weight.shape[1] == 1 and columns == WHOLE:  # each row of dx is a multiple of one
         return [Call(work.dtype, "unpacked_product", dz, 1, 1, weight, dx, len(dz), len(weight), 1)]
-    is_faster = _speed(work.dtype, is_alone=work.threads.multiply_alone)["is_faster"]
-    if is_faster and len(dz) >= LEAST_ROWS_OF_DX and columns == WHOLE:
-        return _unpacked_input_gradient(dz, weight, work.scratch_like(dx, rows).reshape(dx.shape[::-1]), dx)
-    if is_by_transpose(len(dz), weight.size, FEW_ROWS_DX):
-        transposed = work.scratch_like(dx, rows).reshape(dx.shape[::-1])
-        return _transposed_product(dz, weight[columns].T, transposed[columns], dx[:, columns])
-    return [product(dz, weight[columns].T, dx[:, columns])]
+    speed, part = _speed(work.dtype, is_alone=work.threads.multiply_alone), weight[columns]
+    unpacked = packs_nothing_for_inputs(len(dz), part.size, **speed)
+    if not (unpacked or is_by_transpose(len(dz), weight.size, FEW_ROWS_DX)):
+        return [product(dz, part.T, dx[:, columns])]
+    transposed = work.scratch_like(dx, rows).reshape(dx.shape[::-1])
+    if unpacked:
+        return _unpacked_input_gradient(dz, part, transposed[columns], dx[:, columns])
+    return _transposed_product(dz, part.T, transposed[columns], dx[:, columns])
 
 
 def _unpacked_input_gradient(dz: np.ndarray, weight: np.ndarray, transposed: np.ndarray, dx: np.ndarray) -> Steps:
-    """What writes ``dz @ weight.T`` to ``dx`` (B, k) by the loop that packs nothing.
+    """What writes ``dz @ weight.T`` to ``dx`` (B, k), or some columns of an array, by the loop that packs nothing.
 
     The weight is transposed, or where that has more numbers, dz, and dx by way of ``transposed`` (k, B).
     """
     (rows, n), (k, _), dtype = dz.shape, weight.shape, dx.dtype
-    if k * n < rows * (k + n):
+    if k * n < rows * (k + n) and _pitch(dx) == k:
         flipped = np.empty((n, k), dtype)
         return [Call(dtype, "transpose", weight, flipped, n, k, k), unpacked_rows(dz, flipped, dx)]
     flipped = np.empty((n, rows), dtype)
     return [
         Call(dtype, "transpose", dz, flipped, n, rows, rows),
         unpacked_rows(weight, flipped, transposed),
-        Call(dtype, "transpose", transposed, dx, rows, k, k),
+        Call(dtype, "transpose", transposed, dx, rows, k, _pitch(dx)),
     ]
 
 

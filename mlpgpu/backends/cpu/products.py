@@ -50,8 +50,9 @@ LEAST_COLUMNS, LEAST_COLUMNS_OF_GRADIENT = 16, 48  # of a vector, and of a tile
 NARROW_COLUMNS, NARROW_COLUMNS_WHERE_PACKED = 9, 6
 # Where OpenBLAS has vectors of 32 bytes and the loop of 64, the loop makes y in 0.2 to 0.9 of its time, of any number
 # of rows and 9 columns or more, and gradients of 16 or more in 0.3 to 1.0 (two cores of an AMD EPYC, Zen 5).  So it
-# makes dx, too, of so many rows or more.
-LEAST_ROWS_OF_DX = 16
+# makes dx, too, of so many rows or more.  With equal vectors it makes dx of so many rows, at most, where OpenBLAS
+# packs: by 512×512 weights and 3, 8, 12, 32 and 64 rows 43, 42, 44, 83 and 146 µs, and OpenBLAS 60, 51, 72, 90 and 163.
+LEAST_ROWS_OF_DX, MOST_ROWS_OF_DX = 3, 64
 # A call of predictions sets BLAS's threads before and after, which takes 3.5 µs.  So of so many multiplications in all,
 # and an eighth of them with vectors of 32 bytes, the loop makes every product: 20-64-64-2 by 8 rows takes 10.7 -> 7.3
 # µs, by 32 14.0 -> 11.1, by 100 23.2 -> 21.9, by 300 (2.2 million) 52.5 and 54.2.  Fewer columns take as long as so
@@ -98,6 +99,13 @@ def packs_nothing_for_gradient(
         return rows <= MOST_ROWS_OF_GRADIENT
     is_wide = is_fast and columns >= LEAST_COLUMNS_OF_GRADIENT
     return rows <= (_most_rows(weights, LARGE_GRADIENT) if is_wide else MOST_ROWS_OF_OTHERS)
+
+
+def packs_nothing_for_inputs(rows: int, weights: int, *, is_fast: bool, is_faster: bool = False) -> bool:
+    """Whether it makes dx of so many rows."""
+    if rows < LEAST_ROWS_OF_DX:
+        return False
+    return is_faster or (is_fast and rows <= MOST_ROWS_OF_DX and rows * weights > UNPACKED_BY_BLAS)
 
 
 def _most_rows(weights: int, limits: tuple[tuple[int, int], ...]) -> int:
