@@ -1,8 +1,13 @@
-"""The card that tests run on, and its kernels, compiled once."""
+"""The card that tests run on, and its kernels, compiled once.
+
+``--kernels REGEX`` compiles those alone whose names it finds, and leaves out cases of others: a change of some kernels
+is tried in a minute by ``pytest tests/gpu/test_parity.py -m gpu -k against_numpy --kernels backward_weight``.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -21,6 +26,30 @@ from mlpgpu.errors import BackendError
 PIECE_ENTRIES = 8  # few enough for all cores to have work until the last is compiled
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--kernels", metavar="REGEX", help="compile and test kernels alone whose names it finds")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    kept, others = list[pytest.Item](), list[pytest.Item]()
+    for item in items:
+        (kept if _is_asked(config, _entry_of(item)) else others).append(item)
+    if others:
+        items[:] = kept
+        config.hook.pytest_deselected(items=others)
+
+
+def _entry_of(item: pytest.Item) -> Entry | None:
+    """The kernel that a test is a case of."""
+    case = item.callspec.params.get("case") if isinstance(item, pytest.Function) and hasattr(item, "callspec") else None
+    return getattr(case, "entry", None)
+
+
+def _is_asked(config: pytest.Config, entry: Entry | None) -> bool:
+    asked = config.getoption("--kernels", default=None)
+    return asked is None or entry is None or re.search(asked, entry.name) is not None
+
+
 @pytest.fixture(scope="session")
 def device() -> Device:
     """Card 0.  Without one the tests skip, or with ``MLPGPU_REQUIRE_GPU=1`` fail: there, nobody would notice."""
@@ -33,9 +62,10 @@ def device() -> Device:
 
 
 @pytest.fixture(scope="session")
-def pieces(device: Device) -> dict[str, list[Entry]]:
+def pieces(device: Device, pytestconfig: pytest.Config) -> dict[str, list[Entry]]:
     """All kernels of the table that the card can run, in the pieces of units that are compiled one by one."""
-    runnable = (entry for entry in kernels.all_entries() if entry.runs_on(device.arch))
+    entries = (entry for entry in kernels.all_entries() if _is_asked(pytestconfig, entry))
+    runnable = (entry for entry in entries if entry.runs_on(device.arch))
     return {
         f"{unit} {first}": entries[first : first + PIECE_ENTRIES]
         for unit, entries in kernels.units(runnable).items()
