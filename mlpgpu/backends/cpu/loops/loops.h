@@ -89,8 +89,8 @@ void vector_product(void* gemv, Transposed is_transposed, int64_t rows, int64_t 
 // A vector register; in memory it may lie anywhere.
 typedef real Vector __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
 
-// Keeps a vector in its register: the compiler would read it again for each use, since an instruction can, and twice where
-// it lies in two cache lines.
+// Keeps a vector in a register.  Else the compiler has each instruction that uses it read it from memory, which takes two
+// reads where the vector lies in two cache lines.
 inline void hold(Vector& vector) {
 #if defined(__AVX__)
     asm("" : "+v"(vector));
@@ -119,7 +119,8 @@ void unpacked_tile(const real* a, int64_t row_stride, int64_t k_stride, const re
             __builtin_prefetch(ahead + VECTORS * LANES - 1);  // its line, where vectors begin in the middle of one
         }
         const Vector* b_row = reinterpret_cast<const Vector*>(b + i * n);
-        if constexpr (ROWS <= VECTORS) {  // what is fewer, a's numbers or b's vectors, has registers beside the sums
+        // Beside the sums there are registers for a's numbers or for b's vectors, whichever are fewer.
+        if constexpr (ROWS <= VECTORS) {
             Vector factors[ROWS];
 #pragma GCC unroll 8
             for (int r = 0; r < ROWS; ++r) {

@@ -42,10 +42,10 @@ def moved_where_made(plan: Plan, weight: Segment) -> tuple[int | None, str]:
     return None, "each rank has some of its slots"
 
 
-def fill_the_wait(others: int) -> Verdict:
-    """Whether two ranks make other gradients, of so many elements, while those of weights that one moves are in flight.
+def fills_the_wait(others: int) -> Verdict:
+    """Whether two ranks make the other gradients, of so many elements, while they wait for those of weights.
 
-    Else they are in flight beside the weights' products.
+    Else they make and send them first, so that they are in flight beside the products for the weights' gradients.
     """
     least = thresholds.EXCHANGE_LEAST_ELEMENTS
     if others < least:

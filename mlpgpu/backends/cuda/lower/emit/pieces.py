@@ -8,7 +8,7 @@ from itertools import zip_longest
 
 from .....plan import Norm
 from ...kernels.launches import At, Launch, Lowered, Piece
-from ...select.ranks import fill_the_wait
+from ...select.ranks import fills_the_wait
 from ..groups import ExchangedPiece, Fused, GemmGradient
 from .emit import emit
 from .exchange import Exchange
@@ -55,15 +55,15 @@ def _put_in_line(
 ) -> None:
     """The pieces of a rank with one shard, whose stream has all launches: beside products they would wait for blocks.
 
-    All gradients come first, of weights that this rank moves where it makes them last; sums are in flight meanwhile.
-    Where the other parameters are few, what makes their gradients fills the time until the other rank's weights' come,
-    and they are moved behind the first weight, with which they are sent.  Where all products leave something of their
-    gradients, they come last.
+    A weight that this rank moves where it makes its gradient comes behind all gradients that it sends, which are in
+    flight meanwhile.  Where the other parameters are few, the rank makes their gradients while it waits for those of
+    its weights, and moves them behind its first weight, with which they are sent.  Where products leave partial sums
+    of biases' gradients, the other parameters come last, since every product must have ended then.
     """
     weights = _MovedWeights(training, exchange, of_shard)
     parts = [part for piece in others for part in piece.elements]
     come_last = training.pieces[0].owner is not None
-    fill = weights.count > 0 and not come_last and fill_the_wait(sum(part.stop - part.start for part in parts)).holds
+    fill = weights.count > 0 and not come_last and fills_the_wait(sum(part.stop - part.start for part in parts)).holds
     exchanged = exchange.of_pieces([piece.elements for piece in others], are_first=not (fill or come_last))
     made = [launches for launches, piece in zip(of_shard, training.pieces, strict=True) if piece.owner is None]
     of_others = [Piece([[*part, *each.added]], [*each.sums]) for part, each in zip(made, exchanged, strict=True)]
