@@ -111,6 +111,17 @@ __device__ __forceinline__ unsigned load_from_card(const unsigned* address) {
     return word;
 }
 
+// A whole word of 64 bits in another card's memory, or from another card; nothing else is ordered by it.
+__device__ __forceinline__ void store_word_for_card(uint64_t* address, uint64_t word) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(address), "l"(word) : "memory");
+}
+
+__device__ __forceinline__ uint64_t load_word_from_card(const uint64_t* address) {
+    uint64_t word;
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(word) : "l"(address) : "memory");
+    return word;
+}
+
 // Adds 1 to a word that blocks count by, and returns the count before. The block that finds the last count sees all that
 // the others wrote before they counted, if it reads past the first-level cache.
 __device__ __forceinline__ unsigned count_up(unsigned* word) {

@@ -1,12 +1,16 @@
 // The tail: the layers after a tall first one in one kernel, from partial sums of its z to the deltas of all layers. A
 // block takes one row of the batch.
 //
+// Where ranks have parts of the first layer, the partial sums are those of this card's part, and blocks exchange their rows'
+// sums with the other cards (part_sums.cuh); or they are the sums of all parts, which have been exchanged before.
+//
 // For one row these layers are short (some ten thousand multiply-adds); as one launch per product they would wait for each
 // other longer than they compute. Only the gradients need all rows, and other launches make them.
 #pragma once
 
 #include "common/async_copy.cuh"
 #include "common/batch_total.cuh"
+#include "fused/part_sums.cuh"
 #include "math/losses.cuh"
 #include "math/teams.cuh"
 
@@ -25,6 +29,8 @@ struct Tail {
     static constexpr int THREADS = 1024, MOST_WEIGHTS = 10240;
     static constexpr int MOST_UNITS = 1024;  // of all layers together
     static constexpr int MOST_LAYERS = 32;
+    static constexpr int RUNS = 8;             // of partial sums of a part, as PartSum::WARPS of dense/split_k.cuh
+    static constexpr int MOST_PART_COLUMNS = THREADS / RUNS;  // of a first layer whose parts are exchanged
     static constexpr int LAYER_WORDS = sizeof(TailLayer) / 4;
     static constexpr int SHARED_BYTES = 4 * (THREADS + MOST_WEIGHTS + 3 * MOST_UNITS + MOST_LAYERS * LAYER_WORDS);
 };
@@ -58,8 +64,36 @@ __device__ __forceinline__ void sum_terms(int n, int count, float* partial, cons
     __syncthreads();
 }
 
+// Calls finish(j, Σ over i < count of partials[i · pitch + j]) in thread j for each j < n, at most MOST_PART_COLUMNS. Sums
+// are added as dense_forward_sum_partials adds them: in runs, one after another, then run after run.
+template <class Finish>
+__device__ __forceinline__ void sum_runs(int n, int count, const float* partials, int pitch, float* partial,
+                                         const Finish& finish) {
+    constexpr int BATCH = 16;  // loads that a thread has in flight
+    const int side = ceil_div(n, WARP), warp = threadIdx.x / WARP, which = warp / side;
+    const int j = (warp - which * side) * WARP + threadIdx.x % WARP, run = ceil_div(count, Tail::RUNS);
+    const int end = which < Tail::RUNS && j < n ? min(count, (which + 1) * run) : 0;
+    float sum = 0.0f;
+    for (int first = which * run; first < end; first += BATCH) {
+        float terms[BATCH];
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b) terms[b] = first + b < end ? partials[(first + b) * pitch + j] : 0.0f;
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b) sum += terms[b];
+    }
+    partial[threadIdx.x] = sum;
+    __syncthreads();
+    if (static_cast<int>(threadIdx.x) < n) {
+#pragma unroll
+        for (int r = 1; r < Tail::RUNS; ++r) sum += partial[r * side * WARP + j];
+        finish(j, sum);
+    }
+    __syncthreads();
+}
+
 // partials (count, capacity, n) are partial sums of the first layer's z; `layer_count` counts all layers. Stores y and dz
-// of all layers, one layer after another, each (capacity, n), and the batch's loss as elementwise/loss.cuh does.
+// of all layers, one layer after another, each (capacity, n), and the batch's loss as elementwise/loss.cuh does. `exchange`
+// is null, or the table of PartSums by which cards exchange sums.
 // Grid: one block for each row of the capacity.
 template <class Loss, class Target, class Source>
 __device__ __forceinline__ void tail(const Step* step, int shard, int shards, const int* order, const float* partials,
@@ -67,7 +101,8 @@ __device__ __forceinline__ void tail(const Step* step, int shard, int shards, co
                                      Source targets,
                                      const float* weights, const float* mean, const float* scale, float* y, float* dz,
                                      double* sums, unsigned* arrived, double* totals, double* losses, int count,
-                                     int capacity, int n) {
+                                     int capacity, int n, const int64_t* exchange, const unsigned* aborted,
+                                     unsigned char* memory) {
     SHARED(float, partial);
     float* const staged = partial + Tail::THREADS;        // weights, layer after layer
     float* const outputs = staged + Tail::MOST_WEIGHTS;   // y of all layers
@@ -110,9 +145,18 @@ __device__ __forceinline__ void tail(const Step* step, int shard, int shards, co
             if (l == 0) {
                 const float* const row_partials = partials + batch_row * n;
                 const int pitch = capacity * n;
-                // Thirteen terms at once are as many as registers hold for 128 partials and 90 columns.
-                sum_terms<13>(n, count, partial, [=](int i, int j) { return make_float2(row_partials[i * pitch + j], 1.0f); },
-                              finish);
+                if (exchange) {
+                    const PartSums parts = {exchange, aborted, memory, pitch};
+                    unsigned* const sent = parts.sent(row);
+                    const uint32_t sequence = *sent + 1;
+                    sum_runs(n, count, row_partials, pitch, partial,
+                             [&](int j, float sum) { finish(j, parts.all(sum, batch_row * n + j, sequence)); });
+                    if (threadIdx.x == 0) *sent = sequence;
+                } else {
+                    // Thirteen terms at once are as many as registers hold for 128 partials and 90 columns.
+                    sum_terms<13>(n, count, partial,
+                                  [=](int i, int j) { return make_float2(row_partials[i * pitch + j], 1.0f); }, finish);
+                }
                 wait_copies();
                 __syncthreads();
             } else {

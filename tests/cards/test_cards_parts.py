@@ -20,7 +20,7 @@ from lockstep import MODES, Deadlock, Lockstep
 import mlpgpu as mg
 from mlpgpu.backends import State
 from mlpgpu.backends.cuda.exchange import check_collectives
-from mlpgpu.backends.cuda.kernels.launches import Launch
+from mlpgpu.backends.cuda.kernels.launches import EXCHANGED_SUMS, At, Launch, Lowered, PartSums
 from mlpgpu.backends.cuda.lower.emit import parts as emitted
 from mlpgpu.backends.cuda.lower.lowering import lower
 from mlpgpu.backends.cuda.select import thresholds
@@ -242,12 +242,47 @@ def test_layers_behind_a_sum_along_k_are_one_launch(name: str, monkeypatch: pyte
     assert all(launch.exchange is not None for launch in tails)
 
 
+TALL = [mg.Dense(90000, 90, "relu"), mg.Dense(90, 90), mg.Dense(90, 10)]
+
+
+def lowered_tall(layers: list[mg.Dense], rows: int, parts: int, ranks: int, **options: Any) -> Lowered:
+    whole = mg.Network(layers).lower(capacity=rows, loss="softmax_cross_entropy", optimizer=mg.Momentum(0.1))
+    splits = {f"{number}.weight": "whole" if number else "rows" for number in range(len(layers))}
+    own = split_plan(whole, Parts(parts, 1 % ranks, ranks), splits)
+    return lower(own, multiprocessors=132, source="float32", arch="sm_90a", **options)
+
+
+def test_a_tail_exchanges_sums_itself_where_kernels_reach_other_cards() -> None:
+    """From the part's split-K partials: no launch adds them up, and nothing is exchanged before it."""
+    low = lowered_tall(TALL, 128, 2, 2, reaches_cards=True)
+    assert low.part_sums == PartSums(count=2, own=1, rows=128, columns=90)
+    product, tail = low.shards[0][:2]
+    assert tail.entry.name.startswith("tail") and tail.values["partials"] == product.values["partials"]
+    assert tail.values["exchange"] == At(EXCHANGED_SUMS) and tail.values["count"] == product.grid[2]
+    assert not low.collectives()
+
+
+@pytest.mark.parametrize(
+    ("layers", "rows", "parts", "ranks", "reaches_cards"),
+    [
+        (TALL, 128, 2, 2, False),
+        (TALL, 133, 2, 2, True),  # blocks that wait would keep others from multiprocessors
+        (TALL, 128, 4, 2, True),  # a rank has two parts
+        (TALL, 128, 2, 1, True),  # all parts are here
+        ([mg.Dense(90000, 130, "relu"), mg.Dense(130, 10)], 128, 2, 2, True),
+    ],
+)
+def test_else_launches_add_parts_up_before_an_exchange(
+    layers: list[mg.Dense], rows: int, parts: int, ranks: int, reaches_cards: bool
+) -> None:
+    low = lowered_tall(layers, rows, parts, ranks, reaches_cards=reaches_cards)
+    tails = [launch for launch in low.shards[0] if launch.entry.name.startswith("tail")]
+    assert low.part_sums is None and bool(low.collectives()) == (ranks > 1)
+    assert all(launch.values["exchange"] is None and launch.values["count"] == parts for launch in tails)
+
+
 def test_no_launch_begins_before_what_it_exchanges() -> None:
-    whole = mg.Network([mg.Dense(90000, 90, "relu"), mg.Dense(90, 90), mg.Dense(90, 10)]).lower(
-        capacity=128, loss="softmax_cross_entropy", optimizer=mg.Momentum(0.1)
-    )
-    (own, _) = plans_of(whole, 2, 2)
-    low = lower(own, multiprocessors=132, source="float32", arch="sm_90a")
+    low = lowered_tall(TALL, 128, 2, 2)
     exchanging = [launch for launch in (*low.shards[0], *low.evaluation) if launch.exchange is not None]
     assert exchanging and not any(launch.pdl for launch in exchanging)
 

@@ -29,7 +29,7 @@ from launched import run_ranks
 from mlpgpu.backends.cuda import exchange
 from mlpgpu.backends.cuda.exchange import Card
 from mlpgpu.backends.cuda.kernels import MESSAGE_BLOCKS, MESSAGE_WORD_BYTES, primitives, send_messages
-from mlpgpu.backends.cuda.runtime import LinkedCards, Message, Words, links, message_kernel, messages
+from mlpgpu.backends.cuda.runtime import LinkedCards, Message, Words, links, message_kernel, messages, part_sums
 from mlpgpu.errors import BackendError, RankError
 
 SECONDS = 60.0
@@ -222,6 +222,12 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
             self._array = np.zeros(nbytes, np.uint8)
             made.allocations[self._array.ctypes.data] = self._array
 
+        @classmethod
+        def of(cls, device: object, sizes: dict[str, int]) -> tuple[Arena, dict[str, int]]:
+            arena = cls(device, sum(sizes.values()))
+            ends = itertools.accumulate(sizes.values(), initial=arena.take(0))
+            return arena, dict(zip(sizes, ends, strict=False))
+
         def take(self, nbytes: int) -> int:
             return self._array.ctypes.data
 
@@ -231,6 +237,8 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     monkeypatch.setattr(message_kernel, "Arena", Arena)
     copies = {"memset_d8": lambda *of: ctypes.memset(*of), "memcpy_htod": copy_to_card}
     monkeypatch.setattr(message_kernel, "drv", SimpleNamespace(**copies))
+    monkeypatch.setattr(part_sums, "Arena", Arena)
+    monkeypatch.setattr(part_sums, "drv", SimpleNamespace(**copies))
     monkeypatch.setattr(links, "call", call)
     monkeypatch.setattr(messages, "Event", ThreadEvent)
     monkeypatch.setattr(links, "GREETING_SECONDS", 20.0)
@@ -376,6 +384,53 @@ def test_messages_arrive_step_after_step_in_both_lanes(
 
     assert team.run(work) == [[]] * size
     assert not np.frombuffer(memory, np.uint32).any()  # all words are taken back
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_sums_of_parts_arrive_step_after_step(ranks: int, driver: Driver) -> None:
+    """By the tables that a tail is given, though nothing but the words' numbers keeps ranks from running ahead."""
+    team, memory, rows, columns, steps = Team(ranks), mmap.mmap(-1, Words.nbytes(ranks)), 3, 5, 60
+
+    def work(rank: int) -> list[int]:
+        cards = linked(team, rank, memory)
+        sums = cards.exchange_sums(ranks, rank, rows, columns)
+        assert sums.aborted == cards._words.aborted(rank)
+        wrong, draw = [], random.Random(rank)
+        for step in range(steps):
+            for row in range(rows):
+                if draw.random() < 0.3:
+                    time.sleep(draw.random() * 2e-3)
+                own = np.arange(columns, dtype=np.float32) + 100 * step + 10 * row + rank / 4
+                got = exchange_row(sums.table, row, (rows, columns), own)
+                if (got != sum(own + (other - rank) / 4 for other in range(ranks))).any():
+                    wrong.append(step)
+        return wrong
+
+    assert team.run(work) == [[]] * ranks
+    assert not driver.mapped
+
+
+def exchange_row(table: int, row: int, shape: tuple[int, int], own: np.ndarray) -> np.ndarray:
+    """The sum of all parts of a row, as fused/part_sums.cuh says it is made."""
+    count, part, counts = words_at(table, 3, np.int64).tolist()
+    inboxes = words_at(table, 3 + count, np.int64)[3:].tolist()
+    sent = words_at(counts + 4 * row, 1, np.uint32)
+    sequence = int(sent[0]) + 1
+
+    def places(to: int, of: int) -> np.ndarray:
+        inbox = words_at(inboxes[to], 2 * count * shape[0] * shape[1], np.uint64)
+        return inbox.reshape(2, count, *shape)[sequence % 2, of, row]
+
+    for to in set(range(count)) - {part}:
+        places(to, part)[:] = np.uint64(sequence << 32) | own.view(np.uint32)
+    total = np.zeros_like(own)
+    for of in range(count):
+        words = places(part, of)
+        while of != part and (words >> np.uint64(32) != sequence).any():
+            time.sleep(1e-5)
+        total += own if of == part else (words & np.uint64(0xFFFFFFFF)).astype(np.uint32).view(np.float32)
+    sent[0] = sequence
+    return total
 
 
 def test_memory_is_mapped_once_and_as_long_as_it_is_used(driver: Driver) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from drawn import first_and_drawn, share_of
-from kernel_cases import all_cases, dense, rows
+from kernel_cases import all_cases, dense, losses, rows
 from kernel_cases.case import UNWRITTEN, Case, batches, whole
 from kernel_cases.rows import check_initialised, initialised_steps
 from shim_runner import drawn_entries, plant, planted, program_name, run, run_case
@@ -69,6 +70,21 @@ def test_a_row_has_the_same_bits_in_any_batch() -> None:
     cases = [dense.dense_forward("tanh", SMALLEST, whole(rows), x[:rows], w) for rows in (1, 70)]
     alone, among = (run_case(case)["y"] for case in cases)
     np.testing.assert_array_equal(alone[0].view(np.uint32), among[0].view(np.uint32))
+
+
+@pytest.mark.parametrize("count", [5, 118, 300])
+def test_a_tail_adds_a_parts_sums_in_the_order_of_the_launch_that_else_does(count: int) -> None:
+    rows, width = 3, 90
+    tail = losses.tail("softmax_cross_entropy", "index", whole(rows), 7, width, cards=2, own=1, count=count)
+    partials = np.random.default_rng(3).normal(size=(count, rows, width)).astype(np.float32)
+    y = run_case(replace(tail, args={**tail.args, "partials": partials}))["y"][: rows * width]
+    entry = kernels.dense_forward_sum_partials("identity")
+    added = {"partials": partials, "b": None, "z": None, "kept": None, "keep": 1.0, "n": width, "count": count}
+    of_part = {**whole(rows).args, **added, "capacity": rows, "y": np.zeros((rows, width), np.float32)}
+    sums = run(entry, (4,), entry.threads, of_part)["y"]
+    parameters = tail.args["parameters"]
+    assert isinstance(parameters, np.ndarray)
+    np.testing.assert_array_equal(y.reshape(rows, width), sums + sums + parameters[-width:])
 
 
 # --- the comparison itself ---
@@ -558,6 +574,30 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "for (int s = 1; s < slices; ++s) sum",
         "for (int s = 2; s < slices; ++s) sum",
         kernels.tail("huber", "dense"),
+    ),
+    "a run of a part's sums left out": (
+        "fused/tail.cuh",
+        "for (int r = 1; r < Tail::RUNS; ++r) sum",
+        "for (int r = 2; r < Tail::RUNS; ++r) sum",
+        kernels.tail("softmax_cross_entropy", "index"),
+    ),
+    "sums of every step put to one place of an inbox": (
+        "fused/part_sums.cuh",
+        "(sequence % 2 * count() + part) * size",
+        "part * size",
+        kernels.tail("softmax_cross_entropy", "index"),
+    ),
+    "a card's sums sent to the place of another's": (
+        "fused/part_sums.cuh",
+        "word(part, own(), i, sequence), FlaggedWord",
+        "word(part, part, i, sequence), FlaggedWord",
+        kernels.tail("softmax_cross_entropy", "index"),
+    ),
+    "messages of a row not counted": (
+        "fused/tail.cuh",
+        "if (threadIdx.x == 0) *sent = sequence;",
+        "",
+        kernels.tail("softmax_cross_entropy", "index"),
     ),
     "a layer's first block takes the place of another": (
         "fused/update_layers.cuh",

@@ -134,7 +134,7 @@ INNER_LEVELS = {
     ),
     "backends/cuda/runtime": (
         *("bindings", "compiler", "device", "machine", "memory", "descriptors", "streams", "modules", "graphs"),
-        *("messages", "message_kernel", "nccl", "links", "timing", "__init__"),
+        *("messages", "message_kernel", "part_sums", "nccl", "links", "timing", "__init__"),
     ),
     "backends/cuda/persistent": (
         *("network", "tiles", "layout", "cost", "few_rows_tiles", "few_rows", "kernel", "__init__"),

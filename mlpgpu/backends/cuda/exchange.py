@@ -14,10 +14,11 @@ from typing import Protocol, TypeVar, runtime_checkable
 from ...errors import BackendError, MissingPackageError, RankError
 from ...ranks import Communicator, communicator, share_memory
 from .kernels import send_messages
-from .kernels.launches import Collective, Transfer
+from .kernels.launches import Collective, PartSums, Transfer
 from .runtime import (
     Device,
     Event,
+    ExchangedSums,
     Function,
     JoinedCards,
     LinkedCards,
@@ -62,6 +63,8 @@ class SendsByKernel(Protocol):
     """What is asked of cards whose kernels can write each other's memory, as well."""
 
     def bind(self, sent: Sequence[Message], received: Sequence[Message]) -> Callable[[Stream, int], None]: ...
+
+    def exchange_sums(self, count: int, own: int, rows: int, columns: int) -> ExchangedSums: ...
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,20 @@ class Exchange:
     def maps_memory(self) -> bool:
         """Whether kernels of one card can read another one's memory."""
         return isinstance(self._cards, MapsMemory)
+
+    @property
+    def reaches_cards(self) -> bool:
+        """Whether kernels of one card can write to another one's memory."""
+        return isinstance(self._cards, SendsByKernel)
+
+    def exchange_sums(self, sums: PartSums) -> ExchangedSums:
+        """What a launch exchanges these by; all ranks call this together.
+
+        Raises:
+            BackendError: another rank's memory cannot be reached, or the card has no room.
+        """
+        assert isinstance(self._cards, SendsByKernel)
+        return self._cards.exchange_sums(sums.count, sums.own, sums.rows, sums.columns)
 
     def map(self, addresses: Sequence[int]) -> dict[int, list[Place]]:
         """Where the memory at other ranks' addresses lies here, by rank; all ranks call this, with their own addresses.

@@ -225,15 +225,22 @@ def _components_of(
     return {f"{prefix}components": words, f"{prefix or 'component_'}stride": words[0].size, "sums": sums}
 
 
-def tail(name: str, kind: TargetKind, batch: Batch, n: int, width: int, *, textured: bool = True) -> Case:
-    """As the head, behind a first layer of ``width`` columns, whose z comes in three parts."""
+def tail(
+    name: str, kind: TargetKind, batch: Batch, n: int, width: int, *, textured: bool = True,
+    cards: int = 1, own: int = 0, count: int = 3,
+) -> Case:  # fmt: skip
+    """As the head, behind a first layer of ``width`` columns, whose z comes in ``count`` partial sums.
+
+    With several ``cards`` each has a part of the layer, whose sums are alike.  What the card with part ``own`` sends to
+    another one comes to its own inbox, in that one's place.
+    """
     head = loss(name, kind, batch, n, width=width, activation="identity", total=True, textured=textured)
     args, (x, w, b) = dict(head.args), (head.args[name] for name in ("x", "w", "b"))
     assert isinstance(x, np.ndarray) and isinstance(w, np.ndarray) and isinstance(b, np.ndarray)
     random, rows = np.random.default_rng(11), batch.capacity
-    parts = random.integers(-8, 9, (3, *x.shape)) / 4.0
+    parts = random.integers(-8, 9, (count, *x.shape)) / 4.0
     first_bias = random.integers(-8, 9, width) / 4.0
-    parts[2] = x - first_bias - parts[0] - parts[1]
+    parts[-1] = (x - first_bias) / cards - parts[:-1].sum(axis=0)
     identity, is_row = kernels.activation_number("identity"), batch.written(rows, width + n)[:, 0]
     layers = [[width, -1, w.size + n, identity, 0], [n, 0, w.size, identity, 0]]
 
@@ -255,11 +262,38 @@ def tail(name: str, kind: TargetKind, batch: Batch, n: int, width: int, *, textu
     args |= {
         "partials": parts.astype(np.float32), "parameters": flat(w, b, first_bias).astype(np.float32),
         "described": np.array(layers, np.int32), "layer_count": 2, "y": blank(rows * (width + n)),
-        "dz": blank(rows * (width + n)), "sums": blank(rows, 2, dtype=np.float64), "count": 3, "capacity": rows,
-        "n": width,
+        "dz": blank(rows * (width + n)), "sums": blank(rows, 2, dtype=np.float64), "count": count, "capacity": rows,
+        "n": width, "exchange": None, "aborted": None, "memory": None,
     }  # fmt: skip
     entry = kernels.tail(name, kind, textured=textured)
-    return Case(f"{batch}-{width}x{n}", entry, (rows,), args, outputs, _numbers_of(entry, name))
+    if cards > 1:
+        given, left = _exchanged(parts.sum(axis=0), batch, cards, own)
+        args |= given
+        outputs["memory"] = expect(left.astype(np.float64), 0.0)
+    exchanged = f"-part{own}of{cards}" if cards > 1 else ""
+    return Case(f"{batch}-{width}x{n}{exchanged}", entry, (rows,), args, outputs, _numbers_of(entry, name))
+
+
+def _exchanged(sums: np.ndarray, batch: Batch, cards: int, own: int) -> tuple[dict[str, object], np.ndarray]:
+    """What a tail is given that exchanges sums (rows, columns) with cards that have the same, and the memory it leaves.
+
+    Memory is the counts of the rows' messages, then this card's inbox.
+    """
+    sent, rows = 6, len(sums)  # messages of each row so far
+    places = batch.part.stop - batch.part.start
+    head = 8 * ceil_div(rows, 2)
+    memory = np.zeros(head + 16 * cards * sums.size, np.uint8)
+    memory[: 4 * rows].view(np.uint32)[:] = sent
+    memory[head:].view(np.uint64)[:] = np.uint64((sent - 1) << 32)  # of the messages before
+    left = memory.copy()
+    left[: 4 * rows].view(np.uint32)[:places] = sent + 1
+    words = left[head:].view(np.uint64).reshape(2, cards, *sums.shape)[(sent + 1) % 2]
+    for part in set(range(cards)) - {own}:
+        bits = sums[batch.part].astype(np.float32).view(np.uint32).astype(np.uint64)
+        words[part, batch.part] = np.uint64((sent + 1) << 32) | bits
+    table = [cards, own, 0, *(head + 8 * (part - own) * sums.size for part in range(cards))]
+    table[3 + own] = head
+    return {"exchange": np.array(table, np.int64), "aborted": np.zeros(1, np.uint32), "memory": memory}, left
 
 
 def total_error(count: int) -> Case:
@@ -411,6 +445,10 @@ def loss_cases() -> Iterator[Case]:
         for batch, n, width in ((whole(1), 10, 90), (Batch(4, 10, 2), 7, 33), (whole(3), 1, 600)):
             yield tail(name, kind, batch, n, width)
         yield tail(name, kind, whole(2), 5, 9, textured=False)
+    for batch, width, cards, own, count in (
+        (whole(5), 90, 2, 0, 118), (Batch(6, 10, 1), 33, 2, 1, 17), (whole(3), 128, 8, 5, 5), (whole(2), 1, 4, 3, 8),
+    ):  # fmt: skip
+        yield tail("softmax_cross_entropy", "index", batch, 7, width, cards=cards, own=own, count=count)
     for name, kind in LOSS_KINDS:
         if LOSS_OF[name].output == "softmax":  # whose threads hold a row in registers, unless it is too long
             for n, team in ((512, kernels.WARP_TEAM), (530, kernels.WARP_TEAM), (4200, kernels.WIDE_TEAM)):

@@ -179,6 +179,8 @@ inline void load_word_pair(const uint64_t* place, uint64_t& first, uint64_t& sec
 inline void store_for_host(unsigned* place, unsigned word) { *place = word; }
 inline void store_for_card(unsigned* place, unsigned word) { *place = word; }
 inline unsigned load_from_card(const unsigned* place) { return *place; }
+inline void store_word_for_card(uint64_t* place, uint64_t word) { *place = word; }
+inline uint64_t load_word_from_card(const uint64_t* place) { return *place; }
 inline unsigned count_up(unsigned* word) { return (*word)++; }
 
 // Copies that a thread goes on beside: here they are done at once.

@@ -21,6 +21,8 @@ KEPT_ELEMENTS = (
 )
 # Of a step by blocks of rows on tensor cores: all weights' components, and what blocks leave of the gradients.
 IMAGES, LEFT = "blocks of rows, images", "blocks of rows, parts of gradients"
+EXCHANGED_SUMS = "exchanged sums"  # the table of a launch that exchanges sums of parts itself, and the host's word
+ABORTED = "aborted"  # that ends its waits
 GRAPH_STEPS = (32, 16, 8, 4, 2, 1)  # steps of the graphs that a run replays: between two of them the card waits
 
 
@@ -132,6 +134,16 @@ class Piece:
     at_end: bool = False
 
 
+@dataclass(frozen=True)
+class PartSums:
+    """Sums of parts, (rows, columns) each, that a launch exchanges itself: how many parts, and which is this rank's."""
+
+    count: int
+    own: int
+    rows: int
+    columns: int
+
+
 @dataclass
 class Lowered:
     """A plan as launches; of a plan of several ranks, those of one rank.
@@ -149,6 +161,7 @@ class Lowered:
         begin: what a step begins with, once.
         shards: what each shard's stream runs in a step; ``finish`` follows when all have.  Of a plan of several ranks
             these are the shards of one, perhaps none.
+        part_sums: what a launch of these exchanges itself, by the table :data:`EXCHANGED_SUMS`.
         pieces: what follows the launches of ``shards`` where there are several ranks, in place of ``finish``.  The next
             step may begin meanwhile, as far as its launches do not await them.
         evaluation_begin: what runs before the first batch of an evaluation.
@@ -167,6 +180,7 @@ class Lowered:
     prologue: list[Launch] = field(default_factory=list)
     begin: list[Launch] = field(default_factory=list)
     shards: list[list[Launch]] = field(default_factory=list)
+    part_sums: PartSums | None = None
     pieces: list[Piece] = field(default_factory=list)
     finish: list[Launch] = field(default_factory=list)
     evaluation_begin: list[Launch] = field(default_factory=list)

@@ -239,6 +239,8 @@ def head(name: str, kind: str, *, textured: bool = True, form: HeadForm = WHOLE_
 
 # Tail of fused/tail.cuh.
 TAIL_THREADS, TAIL_MOST_WEIGHTS, TAIL_MOST_UNITS, TAIL_MOST_LAYERS = 1024, 10240, 1024, 32
+# Of a first layer in parts whose sums a tail exchanges: columns; parts, which other launches add in the same order.
+TAIL_MOST_PART_COLUMNS, TAIL_MOST_PARTS = 128, 8
 TAIL_SHARED_BYTES = 4 * (TAIL_THREADS + TAIL_MOST_WEIGHTS + 3 * TAIL_MOST_UNITS + 5 * TAIL_MOST_LAYERS)
 
 
@@ -246,14 +248,16 @@ def tail(name: str, kind: str, *, textured: bool = True) -> Entry:
     """The layers behind a long first one, a loss, and the deltas; arguments as of :func:`loss`.
 
     Its launches tell the lengths ``units``, the outputs of all layers, ``outputs``, those of the last one, and of the
-    layers behind the first the ``products`` of a row and the ``parameters`` that are read.
+    layers behind the first the ``products`` of a row and the ``parameters`` that are read; of a first layer in parts
+    the ``words`` of the table by which it exchanges their sums.
     """
     reader = TargetReader(kind, textured)
     signature = (
         f"{ROWS}, const int* order[rows], const float* partials[count,rows,n], const float* parameters[parameters], "
         f"const TailLayer* described[layer_count], int layer_count, {reader.argument('outputs')}, "
         "const float* weights[rows], const float* mean[outputs], const float* scale[outputs], float* y[rows,units], "
-        f"float* dz[rows,units], {LOSS_SUMS}, int count, int capacity, int n"
+        f"float* dz[rows,units], {LOSS_SUMS}, int count, int capacity, int n, const int64_t* exchange[words], "
+        "const uint32_t* aborted[1], inout unsigned char* memory[bytes]"
     )
     function = f"tail<{camel(name)}, {reader.struct}>"
     return Entry(
@@ -263,6 +267,11 @@ def tail(name: str, kind: str, *, textured: bool = True) -> Entry:
         loss_numbers=reads_numbers(name),
         products=2 * (Product(("rows", "products")),),
     )  # fmt: skip
+
+
+def part_sums_words(parts: int) -> int:
+    """The words of the table by which a tail exchanges sums, ``PartSums`` of fused/part_sums.cuh."""
+    return 3 + parts
 
 
 def activation_number(name: str) -> int:

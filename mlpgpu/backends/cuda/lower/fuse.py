@@ -37,8 +37,9 @@ from ..select.dense import (
 from ..select.local_stack import LocalStack
 from ..select.loss import head_form_of_operands
 from ..select.operands import has_own_inputs
-from ..select.ranks import exchanged_apart, moved_where_made
+from ..select.ranks import exchanged_apart, exchanged_by_tail, moved_where_made
 from ..select.select import GatherPath, LocalPath, LossPath, OutputPath, Selected, Selection, no_update_of
+from ..select.setting import Verdict
 from ..select.updates import MovedTogether, leaves_bias_partials, moved_together
 from . import groups
 from .groups import FLOATS, Derivative, Fused, Group, Stored
@@ -208,6 +209,15 @@ class _Facts:
         """Whether it is of a part of a layer, which a tail follows after an exchange."""
         known = self.selection.plan.parameters
         return any(parameter.name == op.weight and parameter.of is not None for parameter in known)
+
+    @cached_property
+    def tail_exchanges(self) -> Verdict:
+        """Whether the tail of a network in parts exchanges the sums of a first layer itself, from split-K partials."""
+        first, tensor = self.layers[0], self.selection.plan.tensor
+        if not self.has_tail or tensor is None or not isinstance(self.dense_path(first).forward, SplitK):
+            return Verdict(False, "no tail adds up split-K partials of a part")
+        work, columns = self.selection.work, self.selection.plan.buffers[first.y].shape[-1]
+        return exchanged_by_tail(tensor.parts, work.rows, columns, work.setting)
 
     @cached_property
     def tail_layers(self) -> tuple[tuple[ops.Dense | ops.SumParts, ...], tuple[ops.DenseBackward, ...]]:
@@ -621,7 +631,7 @@ def _forward(facts: _Facts, op: ops.Dense, title: str) -> list[Group]:
     assert isinstance(forward, SplitK)
     partials = groups.DensePartials(title, forward.why, op, forward, facts.by_order(op.x), _next_partials(facts, op))
     why = "split-K partials are added up in a fixed order"
-    added_by_tail = facts.has_tail and not facts.is_part(op)
+    added_by_tail = facts.has_tail and (not facts.is_part(op) or facts.tail_exchanges)
     if added_by_tail:
         return [partials]
     return [partials, groups.AddPartials(title, why, op, forward, facts.before_dropouts.get(op))]
@@ -659,9 +669,11 @@ def _loss(facts: _Facts, op: ops.Loss, title: str) -> list[Group]:
         forward = facts.dense_path(facts.layers[0]).forward
         layers, backwards = facts.tail_layers
         derivatives = tuple(other for other in facts.operations if isinstance(other, ops.ActivationBackward))
-        why = facts.selection.tail.why
+        why, part = facts.selection.tail.why, None
+        if facts.tail_exchanges:
+            why, part = f"{why}; {facts.tail_exchanges.why}", facts.layers[0]
         added = forward if isinstance(forward, SplitK) else None
-        return [groups.Tail(title, why, op, layers, backwards, derivatives, facts.targets, added)]
+        return [groups.Tail(title, why, op, layers, backwards, derivatives, facts.targets, added, part)]
     delta = None
     if op.delta:  # an activation's derivative changes the delta as floats
         is_changed = isinstance(facts.following.get(op), ops.ActivationBackward)

@@ -434,6 +434,8 @@ class Tail(Group):
     Attributes:
         layers: all dense layers, of whose first one the split-K partials are made already, or the sums of parts.
         backwards: their gradients, in the same order.
+        path: how the partials were made.
+        part: of a first layer in parts this rank's, whose partials the launch adds up and exchanges with the others.
     """
 
     loss: ops.Loss
@@ -442,6 +444,7 @@ class Tail(Group):
     derivatives: tuple[ops.ActivationBackward, ...]
     targets: ops.Standardize | None
     path: SplitK | None
+    part: ops.Dense | None = None
 
 
 @dataclass(frozen=True)

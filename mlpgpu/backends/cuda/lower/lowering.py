@@ -51,14 +51,22 @@ def passes(plan: Plan, setting: Setting) -> Passes:
 
 
 def lower(
-    plan: Plan, *, multiprocessors: int, source: str, textured: bool = True, arch: str = "sm_75", rank: int = 0
+    plan: Plan,
+    *,
+    multiprocessors: int,
+    source: str,
+    textured: bool = True,
+    arch: str = "sm_75",
+    rank: int = 0,
+    reaches_cards: bool = False,
 ) -> Lowered:
     """The launches of ``plan`` on a card with so many multiprocessors, for inputs of type ``source``.
 
     ``source`` is ``"float32"`` or ``"uint8"``; ``textured`` whether targets are read through a texture; ``arch``
-    what the card is compiled for; ``rank`` whose launches they are, of a plan of several ranks and shards.
+    what the card is compiled for; ``rank`` whose launches they are, of a plan of several ranks and shards;
+    ``reaches_cards`` whether kernels reach the memory of other ranks' cards.
     """
-    made = passes(plan, Setting(multiprocessors, arch, source, textured))
+    made = passes(plan, Setting(multiprocessors, arch, source, textured, reaches_cards))
     return overlap(_emit(plan, made, rank), plan, multiprocessors)
 
 

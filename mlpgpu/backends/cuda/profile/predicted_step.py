@@ -28,7 +28,7 @@ def step_seconds(plan: Plan, arch: str, *, link: Link = NVLINK) -> float | None:
     """
     if arch != FITTED_TO or not plan.training:
         return None
-    lowered = lower(plan, multiprocessors=CARD.multiprocessors, source="float32", arch=arch)
+    lowered = lower(plan, multiprocessors=CARD.multiprocessors, source="float32", arch=arch, reaches_cards=True)
     timeline = _Timeline(lowered, plan.shard_rows(plan.capacity)[0].stop, link)
     ends = [timeline.step() for _ in range(STEPS)]
     return ends[-1] - ends[-2]

@@ -22,14 +22,17 @@ class Binder:
     Arguments:
         seed: of the random numbers that launches draw.
         rows: an evaluation's, where its launches are for fewer rows than the plan's capacity.
+        reaches_cards: whether kernels reach the memory of other ranks' cards.
 
     Attributes:
         lowered: the plan's launches for data of this kind.
     """
 
-    def __init__(self, workspace: Workspace, data: Feed, seed: int, *, rows: int | None = None) -> None:
+    def __init__(
+        self, workspace: Workspace, data: Feed, seed: int, *, rows: int | None = None, reaches_cards: bool = False
+    ) -> None:
         self._workspace, self.data = workspace, data
-        self._kernels = workspace.kernels_for(data, rows)
+        self._kernels = workspace.kernels_for(data, rows, reaches_cards=reaches_cards)
         self.lowered = self._kernels.lowered
         self._numbers: dict[str, Value] = {
             "scale": data.scale,
@@ -38,6 +41,10 @@ class Binder:
             "plain targets": data.arrays.addresses.get("targets"),
             "targets": data.targets,
         }
+
+    def tell(self, addresses: Mapping[str, int]) -> None:
+        """Take the addresses of what belongs to neither the program nor the data set, before launches are bound."""
+        self._numbers |= addresses
 
     def bind(self, launch: Launch, stage: int = 0, **others: Value) -> Put:
         """Pack the arguments of a launch.

@@ -12,8 +12,8 @@ from ....datasets import Dataset
 from ...base import Sampling, StepLog
 from ...constants import hyper_parameters
 from ..exchange import Exchange
-from ..kernels.launches import MOST_RUN_STEPS, Launch
-from ..runtime import Event
+from ..kernels.launches import ABORTED, EXCHANGED_SUMS, MOST_RUN_STEPS, Launch
+from ..runtime import Event, ExchangedSums
 from .binding import Binder, Put
 from .data.orders import Orders
 from .graphs import ShardStreams, StepGraphs
@@ -50,11 +50,17 @@ class Training:
         assert workspace.plan.optimizer is not None
         self._workspace, self._state, self.sampling = workspace, state, sampling
         self._stream, self._optimizer = workspace.stream, workspace.plan.optimizer
-        of_shards = exchange if workspace.plan.tensor is None else None  # parts of a network all compute all rows
+        has_parts = workspace.plan.tensor is not None
+        of_shards = exchange if not has_parts else None  # parts of a network all compute all rows
         self.data = workspace.feed(dataset, sampling.batch_size, of_shards)
-        self.binder = binder = Binder(workspace, self.data, sampling.seed)
+        reaches_cards = has_parts and exchange is not None and exchange.reaches_cards
+        self.binder = binder = Binder(workspace, self.data, sampling.seed, reaches_cards=reaches_cards)
         self._exchange, addresses = exchange, workspace.arrays.addresses
         bound = exchange.bind(binder.lowered.collectives(), addresses) if exchange is not None else None
+        self._sums: ExchangedSums | None = None  # holds the memory by which a launch exchanges sums of parts
+        if exchange is not None and binder.lowered.part_sums is not None:
+            self._sums = exchange.exchange_sums(binder.lowered.part_sums)
+            binder.tell({EXCHANGED_SUMS: self._sums.table, ABORTED: self._sums.aborted})
         self.graphs = StepGraphs(binder, streams, addresses, bound)
         self._persistent = BoundPersistentSteps(persistent, binder) if persistent is not None else None
         self._run_begin: list[Put] = []

@@ -79,7 +79,8 @@ class Workspace:
         self.auxiliary = LoadedKernels(device)
         self._maps = TensorMaps(device, self.stream, self.arrays)
         self.maps = self._maps.addresses
-        self._compiled: dict[tuple[str, bool, int], PlanKernels] = {}  # by the kind of the data, and by rows
+        # By the kind of the data, by rows, and by whether kernels reach other ranks' cards.
+        self._compiled: dict[tuple[str, bool, int, bool], PlanKernels] = {}
         self.fitted = np.zeros(plan.statistic_count)
         self._feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
         self.take(self._lower("float32").bytes)
@@ -126,21 +127,22 @@ class Workspace:
 
     # --- the plan's kernels ---
 
-    def kernels_for(self, data: Feed, rows: int | None = None) -> PlanKernels:
-        """The plan's launches on data of this kind, with their kernels, made when they are first asked for.
+    def kernels_for(self, data: Feed, rows: int | None = None, *, reaches_cards: bool = False) -> PlanKernels:
+        """The plan's launches on data of this kind, with their kernels, made when first asked for.
 
-        With ``rows`` they are those of an evaluation of at most so many rows, on the plan's arrays.
+        With ``rows`` they are those of an evaluation of at most so many rows, on the plan's arrays.  With
+        ``reaches_cards`` kernels reach the memory of other ranks' cards.
         """
-        key = *data.kind, rows or self.plan.capacity
+        key = *data.kind, rows or self.plan.capacity, reaches_cards
         if key not in self._compiled:
             self._compiled[key] = self._compile(*key)
         return self._compiled[key]
 
-    def _lower(self, source: str, *, textured: bool = True) -> Lowered:
+    def _lower(self, source: str, *, textured: bool = True, reaches_cards: bool = False) -> Lowered:
         device = self.device
         lowered = lower(
             self.plan, multiprocessors=device.multiprocessors, source=source, textured=textured, arch=device.arch,
-            rank=self.rank,
+            rank=self.rank, reaches_cards=reaches_cards,
         )  # fmt: skip
         return lowered if self._evaluates else lowered.without_evaluation()
 
@@ -157,9 +159,11 @@ class Workspace:
         for name, numbers in words.items():
             self.stream.upload(self.arrays.addresses[name], np.array(numbers, np.int32))
 
-    def _compile(self, source: str, textured: bool, rows: int) -> PlanKernels:
-        is_whole = rows == self.plan.capacity
-        lowered = self._lower(source, textured=textured) if is_whole else self._lower_tier(source, textured, rows)
+    def _compile(self, source: str, textured: bool, rows: int, reaches_cards: bool) -> PlanKernels:
+        if is_whole := rows == self.plan.capacity:
+            lowered = self._lower(source, textured=textured, reaches_cards=reaches_cards)
+        else:
+            lowered = self._lower_tier(source, textured, rows)
         self.take(lowered.bytes)  # arrays that the float32 inputs assumed so far do not need
         self._tell(lowered.words)
         self._maps.make(lowered.maps())

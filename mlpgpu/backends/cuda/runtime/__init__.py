@@ -12,6 +12,7 @@ from .memory import Arena, aligned, card_of_address, pinned
 from .messages import Message, Place
 from .modules import ExtendedModule, Function, LoadedKernels, Module, PreparedLaunch, module_of, pack
 from .nccl import JoinedCards, check_nccl, new_identity
+from .part_sums import ExchangedSums
 from .streams import Event, Stream, wait_for_stream
 from .timing import MOST_REPEATS, TRIALS, Stopwatch, seconds_of
 
@@ -21,6 +22,7 @@ __all__ = [
     "Arena",
     "Device",
     "Event",
+    "ExchangedSums",
     "ExtendedModule",
     "Function",
     "Graph",

@@ -6,7 +6,8 @@ that it is there: words of host memory that all processes have mapped, which str
 write them too, and so end what waits for a rank that does not come.
 
 Short messages that products wait for anyway come by a kernel (:mod:`.message_kernel`), which tells the other cards and
-copies in the time that a copy engine takes to begin.
+copies in the time that a copy engine takes to begin.  Sums of parts that one launch goes on with it exchanges itself
+(:mod:`.part_sums`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from .memory import Arena
 from .message_kernel import MessageKernel
 from .messages import LANES, NAP_SECONDS, Message, Place, Wait, broken_off, comes_to_rest
 from .modules import Function
+from .part_sums import ExchangedSums
 from .streams import Event, Stream
 
 READY, DONE = 0, 1
@@ -172,6 +174,14 @@ class LinkedCards:
             puts[lane](stream)
 
         return put
+
+    def exchange_sums(self, count: int, own: int, rows: int, columns: int) -> ExchangedSums:
+        """What a kernel exchanges sums of parts by; all ranks call this together.
+
+        Raises:
+            BackendError: memory of another rank cannot be mapped, or the card has no room.
+        """
+        return ExchangedSums(self.device, own, count, rows, columns, self.map, self._words.aborted(self.rank))
 
     def wait(self, stream: Stream, reached: Event | None = None) -> None:
         """Wait for the work that the stream was given; with ``reached``, for what is before that event.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from ....plan import Norm, Plan, Segment
+from ....plan import Norm, Parts, Plan, Segment
+from .. import kernels
 from . import thresholds
-from .setting import Verdict
+from .setting import Setting, Verdict
 
 
 def exchanged_apart(elements: int, rest: int, *, in_one: bool) -> Verdict:
@@ -51,6 +52,22 @@ def fills_the_wait(others: int) -> Verdict:
     if others < least:
         return Verdict(True, f"{others:,} elements < {least:,}, whose exchange takes little more than the latency")
     return Verdict(False, f"{others:,} elements ≥ {least:,} are in flight beside the weights' products")
+
+
+def exchanged_by_tail(parts: Parts, rows: int, columns: int, setting: Setting) -> Verdict:
+    """Whether the tail behind a first layer in parts exchanges their sums, (rows, columns), itself."""
+    if parts.ranks == 1:
+        return Verdict(False, "all parts are here")
+    if not setting.reaches_cards:
+        return Verdict(False, "kernels do not reach the memory of other cards")
+    if parts.count > parts.ranks or parts.count > kernels.TAIL_MOST_PARTS:
+        most = kernels.TAIL_MOST_PARTS
+        return Verdict(False, f"{parts.count} parts; a tail exchanges one of each rank, and no more than {most}")
+    if columns > kernels.TAIL_MOST_PART_COLUMNS:
+        return Verdict(False, f"{columns} columns > {kernels.TAIL_MOST_PART_COLUMNS}: a block has not the threads")
+    if rows > setting.multiprocessors:
+        return Verdict(False, f"{rows} rows > {setting.multiprocessors} multiprocessors: blocks would wait for others")
+    return Verdict(True, f"{rows} rows ≤ {setting.multiprocessors} multiprocessors: it exchanges the sums of parts")
 
 
 def sent_by_kernel(nbytes: int) -> Verdict:

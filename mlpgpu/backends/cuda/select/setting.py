@@ -18,12 +18,14 @@ class Setting:
         arch: what the card is compiled for, such as ``"sm_90a"``.
         source: the type of the inputs, ``"float32"`` or ``"uint8"``.
         textured: whether targets are read through a texture.
+        reaches_cards: whether kernels reach the memory of other ranks' cards.
     """
 
     multiprocessors: int
     arch: str
     source: str
     textured: bool
+    reaches_cards: bool = False
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from ..... import plan as ops
 from .....activations import ACTIVATIONS
 from ... import kernels
 from ...kernels import ceil_div
-from ...kernels.launches import At, Value
+from ...kernels.launches import ABORTED, EXCHANGED_SUMS, At, PartSums, Value
 from ...select.loss import head_parts
 from ..groups import Head, Tail
 from .operands import component_count, elements_of, rows_words, written
@@ -48,7 +48,14 @@ def head(shard: Shard, group: Head) -> None:
 def tail(shard: Shard, group: Tail) -> None:
     op, first, capacity, exchange = group.loss, group.layers[0], shard.plan.capacity, None
     added: dict[str, Value]
-    if isinstance(first, ops.SumParts):
+    exchanged: dict[str, Value] = {"exchange": None, "aborted": None, "memory": None}
+    if group.part is not None:
+        assert group.path is not None and shard.plan.tensor is not None
+        parts = shard.plan.tensor.parts
+        shard.lowered.part_sums = PartSums(parts.count, parts.rank, capacity, shard.width(first.y))
+        added = added_partials(shard, group.part, group.path)
+        exchanged |= {"exchange": At(EXCHANGED_SUMS), "aborted": At(ABORTED)}
+    elif isinstance(first, ops.SumParts):
         capacity = rows_of_parts(shard.plan)
         added, exchange = exchanged_sums(shard, first, group.title)
     else:
@@ -66,7 +73,7 @@ def tail(shard: Shard, group: Tail) -> None:
         group, kernels.tail(op.loss.form, op.kind, textured=shard.setting.textured), grid,
         **weighed(shard, grid), **statistics(shard, group.targets), **added,
         parameters=At("parameters"), described=At("tail.layers"), layer_count=len(group.layers), y=At("tail.y"),
-        dz=At("tail.dz"), n=shard.width(first.y),
+        dz=At("tail.dz"), n=shard.width(first.y), **exchanged,
     )  # fmt: skip
     shard.launches[-1] = replace(shard.launches[-1], lengths=_lengths(shard, group), exchange=exchange)
 
@@ -76,7 +83,12 @@ def _lengths(shard: Shard, group: Tail) -> dict[str, int]:
     widths = [shard.width(layer.y) for layer in group.layers]
     products = sum(k * n for k, n in pairwise(widths))
     biases = sum(n for layer, n in zip(group.layers, widths, strict=True) if layer.bias is not None)
-    return {"units": sum(widths), "outputs": widths[-1], "products": products, "parameters": products + biases}
+    part_sums = shard.lowered.part_sums
+    words = kernels.part_sums_words(part_sums.count) if part_sums else 0
+    return {
+        "units": sum(widths), "outputs": widths[-1], "products": products, "parameters": products + biases,
+        "words": words, "bytes": 0,
+    }  # fmt: skip
 
 
 def _described(shard: Shard, group: Tail) -> tuple[int, ...]:
