@@ -209,18 +209,10 @@ struct ColumnBlock {
     static constexpr int SHARED_BYTES = 4 * ROWS * WIDTH;
 };
 
-// Four neighbours of a shard's row of dz, or of its bfloat16 components.
-template <class Format>
-__device__ __forceinline__ float4 delta_vector(const float* dz, int64_t, const Rows& rows, int row, int n, int column) {
+// Four neighbours of a shard's row of dz.
+__device__ __forceinline__ float4 delta_vector(const float* dz, const Rows& rows, int row, int n, int column) {
     const float* const deltas = dz + (rows.first + static_cast<int64_t>(row)) * n;
     return load_row(deltas, n, column, reinterpret_cast<uintptr_t>(deltas) % 16 == 0);
-}
-
-template <class Format>
-__device__ __forceinline__ float4 delta_vector(const uint16_t* components, int64_t component_stride, const Rows&, int row, int n,
-                                               int column) {
-    const BfloatQuad<Format::COMPONENTS> quad(components + static_cast<int64_t>(row) * padded_columns(n) + column, component_stride);
-    return quad.value();
 }
 
 // shared (ROWS, WIDTH) holds four values of each thread; thread j joins those of column j, one after another.
@@ -258,13 +250,12 @@ __device__ __forceinline__ int delta_exponent(const Rows& rows, const int* row_s
     return top < NO_EXPONENT / 2 ? 0 : top;
 }
 
-// Splits dz (B, n) for xᵀ dz, unless `components` is null because it is split already; and db (n,) = Σ dz, unless db is
-// null. `row_scales` are the row scales of dz; the scales of x's rows move into dz. Blocks store sums over their rows as
+// Splits dz (B, n) for xᵀ dz; and db (n,) = Σ dz, unless db is null. `row_scales` are the row scales of dz; the scales of x's rows move into dz. Blocks store sums over their rows as
 // partials (grid y, n padded) and their flags in `partial_flags`; the last block of a column adds them up, in order, and
 // stores the column's scale. If `row_components` is not null, dz is also split for dz Wᵀ: then `row_scales` have exponents
 // already, and flags are added. Grid: (n padded to 64, over 64; any number of parts of the rows).
-template <class Format, class Source>
-__device__ __forceinline__ void split_columns(const Step* step, int shard, int shards, const Source* dz,
+template <class Format>
+__device__ __forceinline__ void split_columns(const Step* step, int shard, int shards, const float* dz,
                                               int* row_scales, const int* x_row_scales, uint16_t* components, uint16_t* row_components,
                                               int64_t component_stride, int* column_scales, float* partials, int* partial_flags, unsigned* arrived,
                                               float* db, int n) {
@@ -290,7 +281,7 @@ __device__ __forceinline__ void split_columns(const Step* step, int shard, int s
             const bool inside = r < min(rows.count, part_end) && column < n;
             shift[i] = Format::SCALED && inside ? exponent_in(x_row_scales[r]) - top : 0;
             row_shift[i] = Format::SCALED && inside && row_components ? -exponent_in(row_scales[r]) : 0;
-            four[i] = inside ? delta_vector<Format>(dz, component_stride, rows, r, n, column) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            four[i] = inside ? delta_vector(dz, rows, r, n, column) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         }
 #pragma unroll
         for (int i = 0; i < T::BATCH; ++i) {
@@ -300,10 +291,9 @@ __device__ __forceinline__ void split_columns(const Step* step, int shard, int s
             const int64_t offset = r * static_cast<int64_t>(pitch) + column;
             const int shifts[4] = {shift[i], shift[i], shift[i], shift[i]};
             int found[4];
-            Format::put(components ? components + offset : nullptr, component_stride, four[i], shifts, found);
+            Format::put(components + offset, component_stride, four[i], shifts, found);
 #pragma unroll
             for (int q = 0; q < 4; ++q) sum[q] += x[q], seen[q] |= found[q];
-            if (!components) continue;
             if (Format::SCALED && row_components) {
                 const int row_shifts[4] = {row_shift[i], row_shift[i], row_shift[i], row_shift[i]};
                 Format::put(row_components + offset, component_stride, four[i], row_shifts, found);

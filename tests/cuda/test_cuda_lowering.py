@@ -574,7 +574,7 @@ def test_a_last_product_ends_with_its_loss_where_operands_have_no_scales() -> No
 def test_products_for_gradients_leave_partial_sums_of_biases_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(thresholds, "TENSOR_UPDATES_ARE_GROUPED", False)
     low = lowered(tensor_plan(precision="bfloat16"), arch="sm_90a")
-    assert "sum_columns_bfloat16" not in names(low.shards[0]) and names(low.finish) == ["update_biases_Momentum"]
+    assert "sum_deltas_bfloat16" not in names(low.shards[0]) and names(low.finish) == ["update_biases_Momentum"]
     updates = [launch for launch in low.shards[0] if launch.entry.name.startswith("tensor_backward_update")]
     assert all(launch.entry.name.endswith("_64x128") for launch in updates)  # 8 tiles, 3 sums of each
     assert all(launch.values[name] is None for launch in updates for name in ("db", "bias", "bias_slots"))
@@ -586,7 +586,7 @@ def test_products_for_gradients_leave_partial_sums_of_biases_gradients(monkeypat
     assert update.grid == (4, 1, 1) and update.values["count"] == 2
     # On cards without those products gradients are sums of the components' columns.
     before = lowered(tensor_plan(precision="bfloat16"), arch="sm_80")
-    assert names(before.shards[0]).count("sum_columns_bfloat16") == 2 and not before.words
+    assert names(before.shards[0]).count("sum_deltas_bfloat16") == 2 and not before.words
 
 
 CLIPPED = OPTIMIZERS["SGD"](0.1, clip_norm=1.0)
@@ -600,7 +600,7 @@ def test_a_launch_adds_up_what_products_leave_of_gradients_that_are_kept(
     plan = tensor_plan(precision="bfloat16", optimizer=optimizer, shards=shards)
     low = lowered(plan, arch="sm_90a")
     for number, shard in enumerate(low.shards):
-        assert not any(name.startswith("sum_columns") for name in names(shard))
+        assert not any(name.startswith("sum_deltas") for name in names(shard))
         assert names(shard)[-1] == "sum_biases" and names(shard).count("sum_biases") == 1
         described, of_shard = shard[-1].values["described"], f"@{number}" * (number > 0)
         assert described == At(f"biases of partials{of_shard}")
@@ -612,13 +612,33 @@ def test_a_launch_adds_up_what_products_leave_of_gradients_that_are_kept(
         pitch = low.bytes["partials"] // 4 // shards
         assert {offset // pitch for offset in known[4::6]} == {number}
     (clipped_too,) = lowered(tensor_plan(precision="bfloat16", optimizer=CLIPPED, shards=2), arch="sm_90a").shards[:1]
-    assert names(clipped_too).count("sum_columns_bfloat16") == 2
+    assert summed_layers(clipped_too) == [2]
 
 
 def test_few_rows_of_two_shards_leave_no_partial_sums() -> None:
     """What the other one of two ranks waits for would come behind all products."""
     low = lowered(tensor_plan(precision="bfloat16", shards=2), arch="sm_90a")
-    assert all(names(shard).count("sum_columns_bfloat16") == 2 for shard in low.shards) and not low.words
+    assert all(summed_layers(shard) == [2] for shard in low.shards) and not low.words
+
+
+def test_sums_of_deltas_are_launched_together_but_before_what_reads_one() -> None:
+    """Products that move weights move biases as well, and stored gradients are read behind all launches of a shard."""
+    moved = lowered(tensor_plan(precision="bfloat16"), arch="sm_80")
+    assert summed_layers(moved.shards[0]) == [1, 1]
+    for sums, read in itertools.pairwise(moved.shards[0]):
+        if sums.entry.name.startswith("sum_deltas"):
+            assert read.values.get("db") == sums.values["db"] or read.entry.name.startswith("tensor_backward_input")
+    stored = lowered(tensor_plan(precision="bfloat16", shards=2), arch="sm_80")
+    for number, shard in enumerate(stored.shards):
+        assert summed_layers(shard) == [2] and shard[-1].entry.name.startswith("sum_deltas")
+        arrays = {shard[-1].values[name].array for name in ("dz", "dz_1")}
+        assert arrays == {f"{name}.components" + f"@{number}" * (number > 0) for name in ("dy0", "dy1")}, arrays
+
+
+def summed_layers(launches: Sequence[Launch]) -> list[int]:
+    """Of how many layers each launch sums the deltas."""
+    made = [launch for launch in launches if launch.entry.name.startswith("sum_deltas")]
+    return [sum(launch.values[f"dz{end}"] is not None for end in kernels.SUMMED_ENDS) for launch in made]
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

@@ -426,7 +426,7 @@ def test_sums_fill_the_time_until_the_other_rank_s_weights_come(rank: int, monke
     low = lowered(epoch_of("moved where made", 2, 2), rank, arch="sm_80")
     launched = [[launch.entry.name for launch in piece.shards[0]] for piece in low.pieces if piece.shards[0]]
     theirs = [all("backward_weight" in name for name in names) for names in launched]
-    (sums,) = (names for names in launched if any(name.startswith("sum_columns") for name in names))
+    (sums,) = (names for names in launched if any(name.startswith("sum_deltas") for name in names))
     assert theirs.index(False) == launched.index(sums)  # right behind all weights of the other rank's
     first = launched[launched.index(sums) + 1]
     assert first[0] == "total_error" and "update_received" in first[1]

@@ -558,10 +558,10 @@ def test_biases_of_few_row_tiles_are_summed_by_a_launch_of_their_own(monkeypatch
     layers = [Dense(768, 128, "relu"), Dense(128, 768, "relu"), Dense(768, 668)]
     low = lowered(make_plan(layers, capacity=14_798, precision="bfloat16"), 132, "float32", "sm_90a")
     names = [launch.entry.name for shard in low.shards for launch in shard]
-    assert "sum_columns_bfloat16" in names
+    assert "sum_deltas_bfloat16" in names
     with patch.object(thresholds, "COLUMNS_MAY_BE_SUMMED_APART", False):
         low = lowered(make_plan(layers, capacity=14_798, precision="bfloat16"), 132, "float32", "sm_90a")
-    assert not any("sum_columns" in launch.entry.name for shard in low.shards for launch in shard)
+    assert not any("sum_deltas" in launch.entry.name for shard in low.shards for launch in shard)
 
 
 @pytest.mark.parametrize(
@@ -1102,7 +1102,7 @@ def test_an_epoch_on_narrow_tiles(
     names = [launch.entry.name for shard in host.low.shards for launch in (*shard, *host.low.finish)]
     if not operand_format.scaled:
         added_up = "sum_biases" if case == CLIPPED else "update_biases"
-        assert [any(part in name for name in names) for part in ("sum_columns", added_up)] == [
+        assert [any(part in name for name in names) for part in ("sum_deltas", added_up)] == [
             sums_apart,
             not sums_apart,
         ]

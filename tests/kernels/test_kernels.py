@@ -575,6 +575,30 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "for (int s = 2; s < slices; ++s) sum",
         kernels.tail("huber", "dense"),
     ),
+    "a warp's sums of deltas left out": (
+        "elementwise/delta_sums.cuh",
+        "for (int w = 0; w < T::WARPS; ++w) total",
+        "for (int w = 1; w < T::WARPS; ++w) total",
+        kernels.sum_deltas(kernels.BFLOAT16),
+    ),
+    "a layer's first columns taken for the one before it": (
+        "elementwise/delta_sums.cuh",
+        "block -= before, found",
+        "found",
+        kernels.sum_deltas(kernels.BFLOAT16),
+    ),
+    "barrier removed before warps' sums of deltas are added up": (
+        "elementwise/delta_sums.cuh",
+        "sum);\n    __syncthreads();\n    const int of_column",
+        "sum);\n    const int of_column",
+        kernels.sum_deltas(kernels.BFLOAT16),
+    ),
+    "rows of a run's end left out": (
+        "elementwise/delta_sums.cuh",
+        "ceil_div(rows, static_cast<int>(gridDim.y))",
+        "rows / static_cast<int>(gridDim.y)",
+        kernels.sum_deltas(kernels.BFLOAT16),
+    ),
     "a run of a part's sums left out": (
         "fused/tail.cuh",
         "for (int r = 1; r < Tail::RUNS; ++r) sum",
@@ -584,7 +608,7 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     "sums of every step put to one place of an inbox": (
         "fused/part_sums.cuh",
         "(sequence % 2 * count() + part) * size",
-        "part * size",
+        "(sequence % 1 * count() + part) * size",
         kernels.tail("softmax_cross_entropy", "index"),
     ),
     "a card's sums sent to the place of another's": (

@@ -471,27 +471,25 @@ def _column_partials_of(batch: Batch, n: int) -> dict[str, object]:
     }  # fmt: skip
 
 
-def sum_columns(operand_format: OperandFormat, batch: Batch, n: int) -> Case:
-    components = np.full(
-        (operand_format.components, padded_rows(batch.most_rows), padded_columns(n)), 0x7FC0, np.uint16
-    )  # NaN
-    rows = batch.part.stop - batch.part.start
-    components[:, :rows, :n] = bfloat16_words(normal(rows, n), operand_format.components)
-    components[:, :rows, n:] = 0
-    values = joined(components[:, :rows, :n])
-    outputs = {"db": expect(values.sum(axis=0), (rows + 2) * EPS32 * abs(values).sum(axis=0))}
-    args = {
-        **batch.args,
-        **_column_partials_of(batch, n),
-        "dz": components,
-        "db": blank(n),
-        "component_stride": components[0].size,
-        "n": n,
-    }
-    args |= dict.fromkeys(("row_scales", "x_row_scales", "components", "row_components", "column_scales"))
-    return Case(
-        f"{batch}-{n}", kernels.sum_columns(operand_format), kernels.column_blocks(batch.most_rows, n), args, outputs
-    )
+def sum_deltas(operand_format: OperandFormat, batch: Batch, widths: Sequence[int]) -> Case:
+    """Of layers of these widths; where blocks leave the sums of their rows there is room for no more."""
+    rows, outputs = batch.part.stop - batch.part.start, {}
+    grid = kernels.summed_grid(batch.most_rows, widths)
+    args: dict[str, object] = {**batch.args, "component_rows": padded_rows(batch.most_rows)}
+    for end in kernels.SUMMED_ENDS:
+        args |= {f"dz{end}": None, f"db{end}": None, f"n{end}": 0}
+    for end, n in zip(kernels.SUMMED_ENDS, widths, strict=False):
+        components = np.full(
+            (operand_format.components, padded_rows(batch.most_rows), padded_columns(n)), 0x7FC0, np.uint16
+        )  # NaN
+        components[:, :rows, :n] = bfloat16_words(normal(rows, n), operand_format.components)
+        components[:, :rows, n:] = 0
+        values = joined(components[:, :rows, :n])
+        outputs[f"db{end}"] = expect(values.sum(axis=0), (rows + 2) * EPS32 * abs(values).sum(axis=0))
+        args |= {f"dz{end}": components, f"db{end}": blank(n), f"n{end}": n}
+    args |= {"partials": blank(*grid[:2], kernels.DELTA_SUMS_WIDTH), "arrived": np.zeros(grid[0], np.uint32)}
+    name = f"{batch}-{'-'.join(map(str, widths))}"
+    return Case(name, kernels.sum_deltas(operand_format), grid, args, outputs)
 
 
 def mask_words(size: int, mask: int) -> Case:
@@ -937,9 +935,10 @@ def component_cases() -> Iterator[Case]:
             yield split_columns(operand_format, batch, 35)
             if operand_format.scaled:
                 yield split_columns(operand_format, batch, 37, both=True)
-        for batch, n in ((whole(1), 1), (whole(131), 257), *((batch, 35) for batch in batches(65))):
+        one_by_one = ((batch, (35,)) for batch in batches(65))
+        for batch, widths in ((whole(1), (1,)), (whole(301), (257, 10, 128, 129)), (whole(140), (9, 300)), *one_by_one):
             if not operand_format.scaled:
-                yield sum_columns(operand_format, batch, n)
+                yield sum_deltas(operand_format, batch, widths)
     for size, mask in ((1, 0), (1027, 0), (1027, NONZERO)):
         yield mask_words(size, mask)
 

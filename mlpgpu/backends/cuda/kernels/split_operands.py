@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from .entry import ROW_THREADS, ROWS, SOURCES, WARP, WARPS_PER_BLOCK, Entry, arguments, ceil_div
 from .operand_format import BFLOAT16, BFLOAT16_PAIR, BFLOAT16_TRIPLE, HALF, HALF_PAIR, OPERAND_FORMATS, OperandFormat
@@ -15,6 +16,10 @@ SPLIT_BLOCKS = 4  # on a multiprocessor at once, since each waits for its loads 
 SPLIT_BYTES = 4 * 2 * WARPS_PER_BLOCK  # of a block that splits a row: two words of each warp
 COLUMN_WIDTH, COLUMN_BYTES = 64, 4 * 16 * 64  # ColumnBlock of gemm/split_operands.cuh
 COLUMN_ROWS, MOST_COLUMN_PARTIALS = 64, 32  # rows that a block sums at least; partial sums of a column at most
+# Of elementwise/delta_sums.cuh: layers of a launch, how their arguments end, a block's columns and shared memory, rows
+# that it takes at least, and parts of the rows at most.
+MOST_SUMMED, SUMMED_ENDS = 4, ("", "_1", "_2", "_3")
+DELTA_SUMS_WIDTH, DELTA_SUMS_BYTES, DELTA_RUN_ROWS, MOST_DELTA_RUNS = 128, 4 * 8 * 128, 128, 64
 NONZERO = 4  # the flag of a row or column that has an element other than 0
 
 # By precision: the format for networks of small layers, and that for those of large ones.
@@ -101,30 +106,41 @@ def split_weights(operand_format: OperandFormat) -> Entry:
 
 
 def split_columns(operand_format: OperandFormat) -> Entry:
-    return _over_columns("split_columns", operand_format, "float", "rows,n")
-
-
-def sum_columns(operand_format: OperandFormat) -> Entry:
-    """The sums of columns that :func:`split_columns` makes, of a matrix that is split already, without scales."""
-    return _over_columns("sum_columns", operand_format, "uint16_t", f"{operand_format.components},rows,n")
-
-
-def _over_columns(name: str, operand_format: OperandFormat, ctype: str, axes: str) -> Entry:
     components = f"{operand_format.components},rows,n"
     signature = (
-        f"{ROWS}, const {ctype}* dz[{axes}], int* row_scales[rows], const int* x_row_scales[rows], "
+        f"{ROWS}, const float* dz[rows,n], int* row_scales[rows], const int* x_row_scales[rows], "
         f"uint16_t* components[{components}], uint16_t* row_components[{components}], int64_t component_stride, "
         "int* column_scales[n], float* partials[0], int* partial_flags[0], inout unsigned* arrived[grid.x], "
         "float* db[n], int n"
     )
     return _split(
-        f"{name}_{operand_format.name}",
-        f"split_columns<{operand_format.struct}, {ctype}>",
+        f"split_columns_{operand_format.name}",
+        f"split_columns<{operand_format.struct}>",
         signature,
         COLUMN_BYTES,
         "ColumnBlock",
         spill_bytes=48,  # with scales, of pairs: on sm_80; 40 on sm_90a
     )
+
+
+def sum_deltas(operand_format: OperandFormat) -> Entry:
+    """Gradients of the biases of up to :data:`MOST_SUMMED` layers, from operands without scales."""
+    layers = ", ".join(
+        f"const uint16_t* dz{end}[{operand_format.components},rows,n{end}], float* db{end}[n{end}], int n{end}"
+        for end in SUMMED_ENDS
+    )
+    signature = f"{ROWS}, {layers}, int component_rows, float* partials[0], inout unsigned* arrived[grid.x]"
+    entry = _split(
+        f"sum_deltas_{operand_format.name}", f"sum_deltas<{operand_format.struct}>", signature, DELTA_SUMS_BYTES,
+        "DeltaSums",
+    )  # fmt: skip
+    return replace(entry, header="elementwise/delta_sums.cuh")
+
+
+def summed_grid(rows: int, widths: Sequence[int]) -> tuple[int, int, int]:
+    """Blocks that sum the columns of deltas with so many each, and parts of the rows, which leave partial sums."""
+    runs = min(MOST_DELTA_RUNS, ceil_div(rows, DELTA_RUN_ROWS))
+    return sum(ceil_div(n, DELTA_SUMS_WIDTH) for n in widths), runs, 1
 
 
 def mask_words() -> Entry:
@@ -138,6 +154,6 @@ def split_entries() -> list[Entry]:
     return [
         *entries,
         *(split_rows(operand_format, "uint8") for operand_format in OPERAND_FORMATS),
-        *(sum_columns(operand_format) for operand_format in OPERAND_FORMATS if not operand_format.scaled),
+        *(sum_deltas(operand_format) for operand_format in OPERAND_FORMATS if not operand_format.scaled),
         mask_words(),
     ]

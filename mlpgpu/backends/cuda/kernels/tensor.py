@@ -437,6 +437,10 @@ _X_AND_DZ = (
 )
 
 
+# Of tiles of 192 columns, whose epilogue goes in three pieces: of biases, and of what dropouts keep as well.
+WIDE_FORWARD_SPILL_BYTES = 352, 848
+
+
 def tensor_forward(activation: str, tile: GemmTile, *, drops: bool = False) -> Entry:
     """Outputs, or if it ``drops`` some what a dropout leaves of them."""
     rest = (
@@ -446,6 +450,8 @@ def tensor_forward(activation: str, tile: GemmTile, *, drops: bool = False) -> E
     )
     name, tile = "tensor_forward", tile.with_light_epilogue()
     made = _tensor_product(name, activation, tile, rest, a_inner=True, b_inner=False, end=("b",))
+    if isinstance(tile, Sm90Tile) and tile.n == 192:
+        made = replace(made, spill_bytes=WIDE_FORWARD_SPILL_BYTES[drops])
     return dropping(made, name) if drops else made
 
 

@@ -450,7 +450,7 @@ def _cut(facts: _Facts, made: list[Group]) -> tuple[list[Group], tuple[groups.Ex
         if isinstance(group, (groups.DenseGradient, groups.GemmGradient)):
             assert group.op.dweight is not None
             later.setdefault(of_partial[group.op.dweight], []).append(group)
-        elif isinstance(group, groups.SplitColumns) and not group.is_split:
+        elif isinstance(group, groups.SumDelta):
             assert group.op.dbias is not None
             sums.setdefault(of_partial[group.op.dbias], []).append(group)
         elif isinstance(group, groups.SumBiases):
@@ -782,10 +782,10 @@ def _gemm_backward(facts: _Facts, op: ops.DenseBackward, title: str) -> list[Gro
         if facts.is_scaled:
             why = "a column's scale follows from the whole column"
         rows_too = has_scales and op.dx is not None
-        made.append(groups.SplitColumns(title, why, op, is_split=True, rows_too=rows_too, sums=sums_bias))
+        made.append(groups.SplitColumns(title, why, op, rows_too=rows_too, sums=sums_bias))
     elif sums_bias:
         why = "the product makes no partial sums of the bias's gradient"
-        made.append(groups.SplitColumns(title, why, op, is_split=False, rows_too=False, sums=True))
+        made.append(groups.SumDelta(title, why, op))
     if dx := facts.delta_of(op):
         made.append(groups.GemmInput(title, path.dx.why, op, path.dx, facts.derivative(op), facts.forms(dx)))
     made.append(groups.GemmGradient(title, path.update.why, op, path.update, work.in_place, sums_bias, leaves_bias))
@@ -802,7 +802,7 @@ def _gemm_input(facts: _Facts, op: ops.DenseBackward, path: Gemm, title: str) ->
         made = [groups.SplitRows(title, why, op.dz, op, False, False, False, operands=True)]
     elif op.dz not in facts.with_operands:
         why = "nobody has left its operands"
-        made = [groups.SplitColumns(title, why, op, is_split=True, rows_too=False, sums=False)]
+        made = [groups.SplitColumns(title, why, op, rows_too=False, sums=False)]
     return [*made, groups.GemmInput(title, path.why, op, path, facts.derivative(op), facts.forms(dx))]
 
 

@@ -307,15 +307,20 @@ class SplitColumns(Group):
     """A delta's operands for dW, and db.
 
     Attributes:
-        is_split: whether operands are made, or columns of those that are there summed.
         rows_too: whether it makes the operands along rows as well, whose scales are known.
         sums: whether it sums db.
     """
 
     op: ops.DenseBackward
-    is_split: bool
     rows_too: bool
     sums: bool
+
+
+@dataclass(frozen=True)
+class SumDelta(Group):
+    """db, from the operands that a delta is already."""
+
+    op: ops.DenseBackward
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,8 @@ CLOCKS = 1.95e9  # of an H100 or H200 in a second
 LAUNCH_SECONDS = 3.3e-6  # from a product's launch to its last store, without its slices (docs/experiments/products.md)
 # Measured: a pass that splits, the launch that moves biases, a head of few rows; any other launch with little to do.
 PASS_SECONDS, BIASES_SECONDS, HEAD_SECONDS, OTHER_SECONDS = 6.0e-6, 3.3e-6, 5.0e-6, 2.0e-6
+# Measured: a tail, whose blocks go from one short layer to the next, and what it takes longer that exchanges sums itself.
+TAIL_SECONDS, EXCHANGED_SECONDS = 14.0e-6, 3.0e-6
 CACHE_BYTES = 64  # in a clock and multiprocessor, from the second-level cache
 WHOLE_BATCH_TENTHS = 6  # of the memory's rate, which passes over W by blocks that keep the whole batch reach
 H200 = PeakRates(copied=4.2e12, cached=8.0e12, computed=5.5e13, cache_bytes=50 << 20)
@@ -58,6 +60,8 @@ def predicted_seconds(launch: Launch, rows: int, multiprocessors: int, rates: Pe
         return LAUNCH_SECONDS + max(10 / WHOLE_BATCH_TENTHS * least, of_pass)
     if "_whole_batch" in function:
         return LAUNCH_SECONDS + 10 / WHOLE_BATCH_TENTHS * least
+    if function == "tail":
+        return TAIL_SECONDS + EXCHANGED_SECONDS * (launch.values["exchange"] is not None)
     if launch.entry.name.startswith("head"):
         return max(HEAD_SECONDS, least, OTHER_SECONDS + _head_clocks(launch, rows, multiprocessors) / CLOCKS)
     if function == "dense_forward_sum_partials":
@@ -66,7 +70,7 @@ def predicted_seconds(launch: Launch, rows: int, multiprocessors: int, rates: Pe
         return max(LAUNCH_SECONDS + partials_clocks(rows, n, multiprocessors) / CLOCKS, least)
     clocks = _product_clocks(launch, rows, multiprocessors)
     if clocks is None:
-        is_pass = function.startswith(("split_", "sum_columns"))
+        is_pass = function.startswith(("split_", "sum_deltas"))
         usual = BIASES_SECONDS if function == "update_biases" else PASS_SECONDS if is_pass else OTHER_SECONDS
         return max(usual, least)
     return LAUNCH_SECONDS + max(least, (clocks + _storing_clocks(launch, rows, multiprocessors)) / CLOCKS)

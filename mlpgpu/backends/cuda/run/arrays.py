@@ -79,6 +79,9 @@ def check_room(plan: Plan, device: Device, sizes: Mapping[str, int]) -> None:
         hint = f"a batch of at most about {rows:,} rows fits"
     else:
         hint = f"about {free * plan.parameter_count // others:,} of the {plan.parameter_count:,} parameters fit"
+        if plan.tensor is None:
+            started = "" if plan.processes > 1 else "under mpirun, a rank for each, "
+            hint += f"; {started}parallel='tensor' gives every card a part of the network"
     largest = sorted(sizes.items(), key=lambda item: -item[1])[:3]
     got = f"{total:,} for " + ", ".join(f"{name} ({size:,})" for name, size in largest) + ", …"
     what = f"memory of GPU {device.index}"

@@ -639,7 +639,8 @@ MOVED_LEAST_ELEMENTS = 1 << 18
 
 # Of two shards with so many rows each, products leave partial sums of biases' gradients.  A launch that sums them reads
 # all deltas again: 268 MB of 32,768 rows and 4,096 columns, counted at 64 µs.  Without it biases wait for the last
-# product, and what two ranks exchange of them, counted at 25 µs, hides behind nothing.  Not measured here.
+# product, and what two ranks exchange of them, counted at 25 µs, hides behind nothing.  Two H200s, 4096 five times at
+# 65,536 rows in bfloat16: 20,058 -> 19,381 µs.
 BIAS_PARTIALS_LEAST_ROWS = 16_384
 
 # Messages of so many bytes, at most, are sent by a kernel, which copies less in the time than a copy engine but begins

@@ -42,6 +42,7 @@ _EMIT: dict[type[Group], Callable[[Shard, Any], None]] = {
     groups.DenseUpdate: simt.update,
     groups.SplitRows: gemm.split_rows,
     groups.SplitColumns: gemm.split_columns,
+    groups.SumDelta: finish.sum_delta,
     groups.GemmForward: gemm.forward,
     groups.GemmForwardLoss: gemm.forward_loss,
     groups.GemmInput: gemm.backward_input,
@@ -79,4 +80,4 @@ def emit(shard: Shard, made: Sequence[Group]) -> list[Launch]:
     update_layers.lay_side_by_side(shard, made)
     for group in made:
         _EMIT[type(group)](shard, group)
-    return shard.launches
+    return finish.sums_together(shard, shard.launches)

@@ -1,16 +1,20 @@
-"""What is done once, when all shards are through: ``elementwise/update.cuh``."""
+"""What is done once, when all shards are through: ``elementwise/update.cuh``.
+
+And gradients of biases that no product makes: ``elementwise/delta_sums.cuh``.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from .....plan import Plan, block_size
 from ... import kernels
-from ...kernels import Entry, ceil_div, strided_grid
+from ...kernels import Entry, ceil_div, padded_rows, strided_grid
 from ...kernels.launches import BLOCKS_PER_MULTIPROCESSOR, SQUARES, At, Launch, Value
-from ..groups import ClipNorm, Group, ReducePartials, SumBiases, TotalError, UpdateAll, UpdateBiases
+from ..groups import ClipNorm, Group, ReducePartials, SumBiases, SumDelta, TotalError, UpdateAll, UpdateBiases
 from .gemm import BIAS_PARTIALS, PARTIAL_BIASES
-from .operands import of_shard
+from .operands import bias_sum, columns_of, format_of, of_shard
 from .parts import exchange_all
 from .rows import SUMS_BYTES
 from .shard import Grid, Shard, partials_pitch
@@ -153,3 +157,67 @@ def _over_biases(shard: Shard, group: Group, entry: Entry, values: dict[str, Val
     }  # fmt: skip
     grid = ceil_div(columns, entry.threads), 1, 1
     return Launch(entry, grid, {**values, **of_biases}, group.title, {"partial_count": partials})
+
+
+# --- biases' gradients from deltas that are operands ---
+
+
+def sum_delta(shard: Shard, group: SumDelta) -> None:
+    """A launch of its own, which :func:`sums_together` may join with others."""
+    op, n = group.op, shard.shapes[group.op.weight][1]
+    of_layer = {"dz": columns_of(shard, op.dz, op.dweight), "db": bias_sum(shard, op.dbias, n, is_summed=True), "n": n}
+    shard.launches.append(_sums_of_deltas(shard, group.title, [of_layer]))
+
+
+def _sums_of_deltas(shard: Shard, title: str, deltas: Sequence[Mapping[str, Value]]) -> Launch:
+    """The launch that sums these, each the arguments dz, db and n; at most as many as it has room for."""
+    absent = {"dz": None, "db": None, "n": 0}
+    values = {
+        f"{name}{end}": value
+        for end, delta in zip(kernels.SUMMED_ENDS, [*deltas, *[absent] * kernels.MOST_SUMMED], strict=False)
+        for name, value in delta.items()
+    }
+    widths = [delta["n"] for delta in deltas]
+    grid = kernels.summed_grid(shard.rows, [n for n in widths if isinstance(n, int)])
+    partials = shard.room(of_shard(shard, "delta partials"), 4 * kernels.DELTA_SUMS_WIDTH * grid[0] * grid[1])
+    arrived = shard.room(of_shard(shard, "delta blocks arrived"), 4 * grid[0])
+    values |= {"component_rows": padded_rows(shard.rows), "partials": partials, "arrived": arrived}
+    return Launch(kernels.sum_deltas(format_of(shard)), grid, {**shard.common, **values}, title)
+
+
+def sums_together(shard: Shard, launches: Sequence[Launch]) -> list[Launch]:
+    """Launches whose sums of deltas are made by as few of them as may be, each before what reads a sum."""
+    made, waiting = list[Launch](), list[Launch]()
+
+    def put() -> None:
+        if waiting:
+            made.append(_sums_of_deltas(shard, waiting[0].operation, [_delta_of(each) for each in waiting]))
+        waiting.clear()
+
+    for launch in launches:
+        if launch.entry.function.startswith("sum_deltas"):
+            waiting.append(launch)
+            if len(waiting) == kernels.MOST_SUMMED:
+                put()
+            continue
+        if any(_reads(launch, each) for each in waiting):
+            put()
+        made.append(launch)
+    put()
+    return made
+
+
+def _delta_of(launch: Launch) -> Mapping[str, Value]:
+    """What one launch sums that was made for one layer."""
+    return {name: launch.values[name] for name in ("dz", "db", "n")}
+
+
+def _reads(launch: Launch, summed: Launch) -> bool:
+    """Whether a launch is given a sum: of an array that others lie in as well, if it may read any of them."""
+    db = summed.values["db"]
+    assert isinstance(db, At)
+    return any(
+        isinstance(value, At) and value.array == db.array and (value == db or argument.ctype.startswith("const "))
+        for argument in launch.entry.arguments
+        for value in (launch.values[argument.name],)
+    )

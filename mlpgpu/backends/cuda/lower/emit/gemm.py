@@ -15,9 +15,19 @@ from ...kernels import ClusterSplitTile, GemmTile, Sm80Tile, ceil_div, filled_ro
 from ...kernels.launches import At, Launch, Map, Value
 from ...select.counted import grouped_clocks
 from ...select.operands import has_own_inputs
-from ..groups import GemmForward, GemmForwardLoss, GemmGradient, GemmInput, GemmUpdates, SplitColumns, SplitRows
+from ..groups import (
+    GemmForward,
+    GemmForwardLoss,
+    GemmGradient,
+    GemmInput,
+    GemmUpdates,
+    SplitColumns,
+    SplitRows,
+)
 from .operands import (
+    bias_sum,
     collected_column_scales,
+    columns_of,
     component_elements,
     components,
     components_of,
@@ -96,18 +106,7 @@ def split_columns(shard: Shard, group: SplitColumns) -> None:
     """A launch that goes through the columns of deltas."""
     op, operand_format = group.op, format_of(shard)
     n = shard.shapes[op.weight][1]
-    operands, grid = _columns_of(shard, group.op.dz, op.dweight), kernels.column_blocks(shard.rows, n)
-    given: dict[str, Value] = dict.fromkeys(
-        ("row_scales", "x_row_scales", "components", "row_components", "column_scales")
-    )
-    if group.is_split:
-        given = {
-            "row_scales": rows_words(shard, op.dz), "x_row_scales": rows_words(shard, _inputs(shard, op)),
-            "components": operands,
-            "row_components": components_of(shard, op.dz) if group.rows_too else None,
-            "column_scales": _delta_columns(shard, op.dz),
-        }  # fmt: skip
-    entry = kernels.split_columns(operand_format) if group.is_split else kernels.sum_columns(operand_format)
+    operands, grid = columns_of(shard, group.op.dz, op.dweight), kernels.column_blocks(shard.rows, n)
     partials = shard.room(of_shard(shard, "column partials"), 4 * grid[1] * padded_columns(n))
     arrived = shard.room(of_shard(shard, "columns arrived"), 4 * grid[0])
     flags = (
@@ -116,8 +115,10 @@ def split_columns(shard: Shard, group: SplitColumns) -> None:
         else None
     )
     shard.add(
-        group, entry, grid,
-        **given, dz=shard.ref(op.dz) if group.is_split else operands, db=_bias_sum(shard, op.dbias, n, group.sums),
+        group, kernels.split_columns(operand_format), grid,
+        dz=shard.ref(op.dz), row_scales=rows_words(shard, op.dz), x_row_scales=rows_words(shard, _inputs(shard, op)),
+        components=operands, row_components=components_of(shard, op.dz) if group.rows_too else None,
+        column_scales=_delta_columns(shard, op.dz), db=bias_sum(shard, op.dbias, n, is_summed=group.sums),
         component_stride=component_elements(shard, n), partials=partials, partial_flags=flags, arrived=arrived, n=n,
     )  # fmt: skip
 
@@ -132,21 +133,8 @@ def _input_components(shard: Shard, op: ops.Dense | ops.DenseBackward) -> At:
     return components(shard, of_shard(shard, f"{_inputs(shard, op)}.components"), elements_of(shard, op.x))
 
 
-def _columns_of(shard: Shard, dz: str, dweight: str | None) -> At:
-    """The components of a delta for dW: scaled ones along columns, others as for dx."""
-    name = f"{dz}.components for {dweight}" if format_of(shard).scaled else f"{dz}.components"
-    return components(shard, of_shard(shard, name), component_elements(shard, shard.width(dz)))
-
-
 def _delta_columns(shard: Shard, dz: str) -> Value:
     return words(shard, of_shard(shard, f"{dz}.column_scales"), padded_columns(shard.width(dz)))
-
-
-def _bias_sum(shard: Shard, dbias: str | None, n: int, is_summed: bool) -> Value:
-    """Where a bias's gradient lies: among the partials, or for the product that updates it."""
-    if dbias is None or not is_summed:
-        return None
-    return shard.room(dbias, 4 * n) if shard.work.in_place else shard.ref(dbias)
 
 
 def forward(shard: Shard, group: GemmForward) -> None:
@@ -226,7 +214,7 @@ def gradient(shard: Shard, group: GemmGradient) -> None:
         updated |= {"bias": None, "bias_slots": None}
     shard.add(
         group, kernels.tensor_backward_update(shard.rule, tile), grid,
-        **operands, db=_bias_sum(shard, op.dbias, n, group.sums_bias), db_partials=db_partials,
+        **operands, db=bias_sum(shard, op.dbias, n, is_summed=group.sums_bias), db_partials=db_partials,
         w_components=_moved_components(shard, op.weight), **updated,
     )  # fmt: skip
 
@@ -240,7 +228,7 @@ def updates(shard: Shard, group: GemmUpdates) -> None:
         x, dz = _gradient_sources(shard, op, tile)
         moved = {name: value for name, value in shard.updated(op).items() if name.startswith(("weight", "bias"))}
         of_layer = {
-            "x_components": x, "dz_components": dz, "dz": _columns_of(shard, op.dz, op.dweight), **moved,
+            "x_components": x, "dz_components": dz, "dz": columns_of(shard, op.dz, op.dweight), **moved,
             "w_components": weight_components(shard, op.weight), "k": k, "n": n, "first": tiles,
         }  # fmt: skip
         values |= {f"{name}_{number}": value for name, value in of_layer.items()}
@@ -288,7 +276,7 @@ def _gradient_operands(shard: Shard, group: GemmGradient) -> dict[str, Value]:
 def _gradient_sources(shard: Shard, op: ops.DenseBackward, tile: GemmTile) -> tuple[Value, Value]:
     """What a weight's gradient is made of."""
     k, n = shard.shapes[op.weight]
-    x, dz = (_input_components(shard, op), shard.rows, k), (_columns_of(shard, op.dz, op.dweight), shard.rows, n)
+    x, dz = (_input_components(shard, op), shard.rows, k), (columns_of(shard, op.dz, op.dweight), shard.rows, n)
     return _sources(tile, x, dz, a_inner=False, b_inner=False)
 
 

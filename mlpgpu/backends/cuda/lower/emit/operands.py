@@ -92,3 +92,16 @@ def written(shard: Shard, name: str | None, forms: Stored | None) -> tuple[Value
         return None, None
     operands = components_of(shard, name) if forms.operands else None
     return shard.stored(name) if forms.floats else None, operands
+
+
+def columns_of(shard: Shard, dz: str, dweight: str | None) -> At:
+    """The components of a delta for dW: scaled ones along columns, others as for dx."""
+    name = f"{dz}.components for {dweight}" if format_of(shard).scaled else f"{dz}.components"
+    return components(shard, of_shard(shard, name), component_elements(shard, shard.width(dz)))
+
+
+def bias_sum(shard: Shard, dbias: str | None, n: int, *, is_summed: bool) -> Value:
+    """Where a bias's gradient lies: among the partials, or for the product that updates it."""
+    if dbias is None or not is_summed:
+        return None
+    return shard.room(dbias, 4 * n) if shard.work.in_place else shard.ref(dbias)
