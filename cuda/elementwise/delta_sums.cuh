@@ -78,19 +78,19 @@ __device__ __forceinline__ void sum_deltas(const Step* step, int shard, int shar
     __syncthreads();
     const int of_column = first_column + threadIdx.x;
     const bool has_column = threadIdx.x < T::WIDTH && of_column < delta.n;
-    float* const own_partials = partials + static_cast<int64_t>(blockIdx.x) * T::WIDTH + threadIdx.x;
+    float* const of_columns = partials + static_cast<int64_t>(blockIdx.x) * T::WIDTH + threadIdx.x;
     const int64_t apart = static_cast<int64_t>(gridDim.x) * T::WIDTH;
     if (has_column) {
         float total = 0.0f;
 #pragma unroll
         for (int w = 0; w < T::WARPS; ++w) total += shared[w * T::WIDTH + threadIdx.x];
-        own_partials[blockIdx.y * apart] = total;
+        of_columns[blockIdx.y * apart] = total;
     }
     __syncthreads();
     if (!was_last(arrive(arrived + blockIdx.x), shared, gridDim.y) || !has_column) return;
     float total = 0.0f;
 #pragma unroll 16
-    for (int i = 0; i < static_cast<int>(gridDim.y); ++i) total += __ldcg(own_partials + i * apart);
+    for (int i = 0; i < static_cast<int>(gridDim.y); ++i) total += __ldcg(of_columns + i * apart);
     delta.db[of_column] = total;
 }
 

@@ -38,7 +38,7 @@ CLOCKS = 1.95e9  # of an H100 or H200 in a second
 LAUNCH_SECONDS = 3.3e-6  # from a product's launch to its last store, without its slices (docs/experiments/products.md)
 # Measured: a pass that splits, the launch that moves biases, a head of few rows; any other launch with little to do.
 PASS_SECONDS, BIASES_SECONDS, HEAD_SECONDS, OTHER_SECONDS = 6.0e-6, 3.3e-6, 5.0e-6, 2.0e-6
-# Measured: a tail, whose blocks go from one short layer to the next, and what it takes longer that exchanges sums itself.
+# Measured: a tail, whose blocks go from one short layer to the next; and by how much one is longer that exchanges sums.
 TAIL_SECONDS, EXCHANGED_SECONDS = 14.0e-6, 3.0e-6
 CACHE_BYTES = 64  # in a clock and multiprocessor, from the second-level cache
 WHOLE_BATCH_TENTHS = 6  # of the memory's rate, which passes over W by blocks that keep the whole batch reach

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ....errors import BackendError
-from ....plan import Plan
+from ....plan import Dense, Plan
 from ..kernels.launches import DELTAS, KEPT_ELEMENTS, OUTPUTS
 from ..runtime import Arena, Device, aligned
 from ..select.local_stack import ROW_ARRAYS
@@ -79,7 +79,7 @@ def check_room(plan: Plan, device: Device, sizes: Mapping[str, int]) -> None:
         hint = f"a batch of at most about {rows:,} rows fits"
     else:
         hint = f"about {free * plan.parameter_count // others:,} of the {plan.parameter_count:,} parameters fit"
-        if plan.tensor is None:
+        if plan.tensor is None and any(isinstance(op, Dense) for op in plan.evaluation):
             started = "" if plan.processes > 1 else "under mpirun, a rank for each, "
             hint += f"; {started}parallel='tensor' gives every card a part of the network"
     largest = sorted(sizes.items(), key=lambda item: -item[1])[:3]
