@@ -13,8 +13,9 @@
 namespace mlpgpu {
 
 // The words of a table: how many parts there are, and which one is this card's; where the counts of the rows' messages
-// begin; where the inbox of each part's card begins, this card's own included. An inbox is (2, parts, rows, columns).
-// Addresses are offsets from `memory`, which is null where they are whole.
+// begin, behind a word that tells later launches that no more will come; where the inbox of each part's card begins, this
+// card's own included. An inbox is (2, parts, rows, columns). Addresses are offsets from `memory`, which is null where they
+// are whole.
 struct PartSums {
     static constexpr int HEAD = 3;
     const int64_t* table;
@@ -25,7 +26,7 @@ struct PartSums {
     __device__ __forceinline__ int count() const { return static_cast<int>(table[0]); }
     __device__ __forceinline__ int own() const { return static_cast<int>(table[1]); }
     // A row's messages so far, which number the next one.
-    __device__ __forceinline__ unsigned* sent(int row) const { return reinterpret_cast<unsigned*>(at(table[2])) + row; }
+    __device__ __forceinline__ unsigned* sent(int row) const { return ended() + 1 + row; }
 
     // The sum of all parts at element i, added in their order; this card's part has `sum`.
     __device__ __forceinline__ float all(float sum, int64_t i, uint32_t sequence) const {
@@ -38,6 +39,7 @@ struct PartSums {
     }
 
 private:
+    __device__ __forceinline__ unsigned* ended() const { return reinterpret_cast<unsigned*>(at(table[2])); }
     __device__ __forceinline__ unsigned char* at(int64_t offset) const {
         return reinterpret_cast<unsigned char*>(reinterpret_cast<uint64_t>(memory) + offset);
     }
@@ -46,16 +48,20 @@ private:
         return reinterpret_cast<uint64_t*>(at(table[HEAD + to])) + (sequence % 2 * count() + part) * size + i;
     }
     __device__ __forceinline__ float receive(const uint64_t* address, uint32_t sequence) const {
-        // Between two looks at memory of the host: some ten milliseconds. If all threads looked there each time that the other
-        // card is late, it would answer later than the other card.
-        constexpr unsigned ROUNDS = 1 << 16;
         FlaggedWord found = {load_word_from_card(address)};
-        for (unsigned round = 1; !found.has_arrived(sequence); ++round) {
+        for (unsigned round = 1; !found.has_arrived(sequence) && !has_ended(round); ++round) {
             pause_spinning();
-            if (round % ROUNDS == 0 && load_from_card(aborted) != 0) break;
             found.word = load_word_from_card(address);
         }
         return found.value();
+    }
+    // Whether the host says that no more will come. It is asked every ten milliseconds or so: if all threads asked whenever the
+    // other card is late, the host would answer later than that card. What it said the card remembers.
+    __device__ __forceinline__ bool has_ended(unsigned round) const {
+        constexpr unsigned ROUNDS = 256, ROUNDS_OF_HOST = 1 << 16;
+        if (round % ROUNDS != 0) return false;
+        if (round % ROUNDS_OF_HOST == 0 && load_from_card(aborted) != 0) *ended() = 1;
+        return __ldcg(ended()) != 0;
     }
 };
 

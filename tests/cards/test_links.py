@@ -414,7 +414,7 @@ def exchange_row(table: int, row: int, shape: tuple[int, int], own: np.ndarray) 
     """The sum of all parts of a row, as fused/part_sums.cuh says it is made."""
     count, part, counts = words_at(table, 3, np.int64).tolist()
     inboxes = words_at(table, 3 + count, np.int64)[3:].tolist()
-    sent = words_at(counts + 4 * row, 1, np.uint32)
+    sent = words_at(counts + 4 * (1 + row), 1, np.uint32)
     sequence = int(sent[0]) + 1
 
     def places(to: int, of: int) -> np.ndarray:

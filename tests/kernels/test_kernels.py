@@ -87,6 +87,24 @@ def test_a_tail_adds_a_parts_sums_in_the_order_of_the_launch_that_else_does(coun
     np.testing.assert_array_equal(y.reshape(rows, width), sums + sums + parameters[-width:])
 
 
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_a_tail_waits_for_no_sums_when_the_host_says_that_none_come(
+    has_ended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor do launches behind one that was told; what the tail stores then is never read.  The host is asked earlier."""
+    plant("fused/part_sums.cuh", "ROUNDS_OF_HOST = 1 << 16", "ROUNDS_OF_HOST = 512", tmp_path, monkeypatch)
+    tail = losses.tail("softmax_cross_entropy", "index", whole(2), 7, 3, cards=2, own=1)
+    table, memory = (np.array(tail.args[name]) for name in ("exchange", "memory"))
+    table[3] += memory.size  # where the card with part 0 would be, from which nothing comes
+    longer = np.concatenate([memory, memory])
+    longer.view(np.uint32)[0] = has_ended
+    aborted = np.full(1, not has_ended, np.uint32)
+    left = run_case(replace(tail, args={**tail.args, "exchange": table, "memory": longer, "aborted": aborted}))[
+        "memory"
+    ]
+    assert left.view(np.uint32)[0] == 1
+
+
 # --- the comparison itself ---
 
 

@@ -277,16 +277,16 @@ def tail(
 def _exchanged(sums: np.ndarray, batch: Batch, cards: int, own: int) -> tuple[dict[str, object], np.ndarray]:
     """What a tail is given that exchanges sums (rows, columns) with cards that have the same, and the memory it leaves.
 
-    Memory is the counts of the rows' messages, then this card's inbox.
+    Memory is a word that ends waits and the counts of the rows' messages, then this card's inbox.
     """
     sent, rows = 6, len(sums)  # messages of each row so far
     places = batch.part.stop - batch.part.start
-    head = 8 * ceil_div(rows, 2)
+    head = 8 * ceil_div(1 + rows, 2)
     memory = np.zeros(head + 16 * cards * sums.size, np.uint8)
-    memory[: 4 * rows].view(np.uint32)[:] = sent
+    memory[4 : 4 * (1 + rows)].view(np.uint32)[:] = sent
     memory[head:].view(np.uint64)[:] = np.uint64((sent - 1) << 32)  # of the messages before
     left = memory.copy()
-    left[: 4 * rows].view(np.uint32)[:places] = sent + 1
+    left[4 : 4 * (1 + rows)].view(np.uint32)[:places] = sent + 1
     words = left[head:].view(np.uint64).reshape(2, cards, *sums.shape)[(sent + 1) % 2]
     for part in set(range(cards)) - {own}:
         bits = sums[batch.part].astype(np.float32).view(np.uint32).astype(np.uint64)

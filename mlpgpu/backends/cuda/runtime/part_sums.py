@@ -12,7 +12,8 @@ from .device import Device
 from .memory import Arena
 from .messages import Place
 
-WORD_BYTES, COUNT_BYTES = 8, 4  # of a flagged word, and of the count of a row's messages
+# Of a flagged word; of the count of a row's messages, and of the word before all counts, that no more will come.
+WORD_BYTES, COUNT_BYTES = 8, 4
 
 
 class ExchangedSums:
@@ -36,7 +37,7 @@ class ExchangedSums:
         map_memory: Callable[[Sequence[int]], dict[int, list[Place]]], aborted: int,
     ) -> None:  # fmt: skip
         self.aborted = aborted
-        inbox_bytes, counts_bytes = 2 * count * rows * columns * WORD_BYTES, rows * COUNT_BYTES
+        inbox_bytes, counts_bytes = 2 * count * rows * columns * WORD_BYTES, (1 + rows) * COUNT_BYTES
         table = np.zeros(part_sums_words(count), np.int64)
         sizes = {"inbox": inbox_bytes, "counts": counts_bytes, "table": table.nbytes}
         self._arena, addresses = Arena.of(device, sizes)
