@@ -1,6 +1,6 @@
 """Compiles the kernels of a map's points for a card that need not be here, into the cache.
 
-    python benchmarks/ahead.py [--points N] [--first N] [--seed NAME] [--ways] [--card NAME]
+    python benchmarks/ahead.py [--points N] [--first N] [--numbers 3 10-19] [--seed NAME] [--ways] [--card NAME]
     python benchmarks/ahead.py --again FILE ... [--below RATIO] [--ways] [--card NAME]
 
 Where a card is lent by the minute, its time is for measuring: run this elsewhere, with the same nvcc, and take the
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import map_kept
 from counted import thresholds_of
-from map import read
+from map import add_numbers, asked_numbers, read
 from map_contenders import WAYS
 from map_points import BOUNDS, Point, draw
 
@@ -49,8 +49,7 @@ def ways(*, others: bool) -> Iterator[Mapping[str, float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compile what a map's points need for a card that is not here.")
-    parser.add_argument("--points", type=int, default=40, metavar="N", help="(default: %(default)s)")
-    parser.add_argument("--first", type=int, default=0, metavar="N", help="number of the first one (default: 0)")
+    add_numbers(parser, 40)
     parser.add_argument("--seed", default="first", metavar="NAME", help="of the draw (default: %(default)s)")
     parser.add_argument(
         "--again", nargs="+", type=Path, metavar="FILE", help="these files' points, as map.py takes them"
@@ -62,10 +61,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     card = CARDS[arguments.card]
-    points = [
-        draw(arguments.seed, number, BOUNDS["cuda"])
-        for number in range(arguments.first, arguments.first + arguments.points)
-    ]
+    points = [draw(arguments.seed, number, BOUNDS["cuda"]) for number in asked_numbers(arguments)]
     if arguments.again:
         for path in arguments.again:
             if not path.is_file():

@@ -6,7 +6,8 @@ in its fastest form: JAX as several epochs in one jitted call with donated state
 type that it multiplies; PyTorch compiled, with an epoch captured as one CUDA graph.  map_points.py states how networks
 are drawn.  What the contenders run is compiled ahead on all cores, some points at a time.
 
-    python benchmarks/map.py [--points N] [--seed NAME] [--grid] [--only mlpgpu JAX PyTorch scikit-learn]
+    python benchmarks/map.py [--points N] [--numbers 3 10-19] [--seed NAME] [--grid]
+                             [--only mlpgpu JAX PyTorch scikit-learn]
                              [--backend cuda|cpu] [--ways] [--most-seconds S] [--json PATH] [--picture PATH] …
     python benchmarks/map.py --again FILE ... [--below RATIO] …
     python benchmarks/map.py --report FILE ... [--picture PATH]
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import os
 import sys
@@ -47,6 +49,35 @@ CHUNK = 8  # points compiled together, before they are measured: what is compile
 LIBRARIES_OF = {"cuda": ("mlpgpu", "JAX", "PyTorch"), "cpu": LIBRARIES}
 POINT_SECONDS = {"cuda": 120.0, "cpu": 400.0}  # at most, before a point counts as failed
 COMPILING_SHARE = 0.6  # of the time that is left, at most, for compiling some points ahead
+
+
+def numbers_of(text: str) -> range:
+    """The numbers that ``"7"`` or ``"10-19"`` stands for.
+
+    Raises:
+        argparse.ArgumentTypeError: it stands for none.
+    """
+    first, _, last = text.partition("-")
+    is_number = first.isdecimal() and (last.isdecimal() or first == text)
+    found = range(int(first), int(last or first) + 1) if is_number else range(0)
+    if not found:
+        raise argparse.ArgumentTypeError(f"expected a number such as 7, or a range such as 10-19, got {text!r}")
+    return found
+
+
+def add_numbers(parser: argparse.ArgumentParser, points: int) -> None:
+    """Options that say which points of a draw are asked for, so many if nobody says; see :func:`asked_numbers`."""
+    parser.add_argument("--points", type=int, default=points, metavar="N", help="(default: %(default)s)")
+    parser.add_argument("--first", type=int, default=0, metavar="N", help="number of the first one (default: 0)")
+    parser.add_argument(
+        "--numbers", nargs="+", type=numbers_of, metavar="N", help="these points alone; 10-19 are ten of them"
+    )
+
+
+def asked_numbers(arguments: argparse.Namespace) -> Iterable[int]:
+    if arguments.numbers:
+        return itertools.chain.from_iterable(arguments.numbers)
+    return range(arguments.first, arguments.first + arguments.points)
 
 
 def key_of(line: dict[str, Any]) -> tuple[str, str, int]:
@@ -133,8 +164,7 @@ def run(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure networks drawn at random beside JAX and PyTorch.")
-    parser.add_argument("--points", type=int, default=POINTS, metavar="N", help="(default: %(default)s)")
-    parser.add_argument("--first", type=int, default=0, metavar="N", help="number of the first one (default: 0)")
+    add_numbers(parser, POINTS)
     parser.add_argument("--seed", default=SEED, metavar="NAME", help="of the draw (default: %(default)s)")
     parser.add_argument("--grid", action="store_true", help="784-w-w-10 over widths and batches, in place of a draw")
     parser.add_argument(
@@ -173,8 +203,11 @@ def main() -> None:
     if arguments.precision == ["float64"]:
         bounds = dataclasses.replace(bounds, precisions=("float64",))
     libraries = tuple(dict.fromkeys((OURS, *(arguments.only or LIBRARIES_OF[backend]))))
-    numbers = range(arguments.first, arguments.first + arguments.points)
-    drawn = list(grid(bounds)) if arguments.grid else [draw(arguments.seed, number, bounds) for number in numbers]
+    drawn = (
+        list(grid(bounds))
+        if arguments.grid
+        else [draw(arguments.seed, number, bounds) for number in asked_numbers(arguments)]
+    )
     kept = {}
     if arguments.again:
         lines = [line for path in arguments.again for line in read(path)]

@@ -303,12 +303,21 @@ def test_a_run_goes_on_where_one_stopped(script: ModuleType, monkeypatch: pytest
     assert run("--points", "2", "--only", "JAX") == [0, 1]
     assert run("--points", "2", "--only", "mlpgpu", "JAX") == []
     assert run("--points", "2", "--first", "5", "--most-seconds", "0") == []
+    assert run("--numbers", "1-2", "7", "--only", "mlpgpu", "--seed", "other") == [2, 7]
     lines = script.read(path)
-    assert [line["number"] for line in lines] == [0, 1, 2, 3, 4, 1, 0, 1, 0, 1]
+    assert [line["number"] for line in lines] == [0, 1, 2, 3, 4, 1, 0, 1, 0, 1, 2, 7]
     assert lines[0]["commit"] == "c" and lines[0]["widths"] and lines[0]["libraries"] == ["mlpgpu"]
     path.write_text(path.read_text()[:-20])
-    assert run("--points", "2", "--only", "JAX") == [1]
-    assert [line["number"] for line in script.read(path)][-2:] == [0, 1]
+    assert run("--numbers", "7", "--only", "mlpgpu", "--seed", "other") == [7]
+    assert [line["number"] for line in script.read(path)][-2:] == [2, 7]
+
+
+@pytest.mark.parametrize("text", ["9-8", "3-", "x", ""])
+def test_numbers_that_are_none_are_refused(text: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "map.py"), "--numbers", text], capture_output=True, text=True
+    )
+    assert done.returncode == 2 and f"range such as 10-19, got '{text}'" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["map.py", "ahead.py"])
