@@ -27,7 +27,10 @@ def binder_of(lowered: Any, addresses: dict[str, int]) -> Binder:
     loaded = {launch.entry: SimpleNamespace(launch=lambda *_, **__: None) for launch in lowered.launches()}
     kernels = SimpleNamespace(lowered=lowered, loaded=loaded, constants={})
     workspace: Any = SimpleNamespace(
-        kernels_for=lambda data, rows: kernels, arrays=SimpleNamespace(addresses=addresses), trace=None, maps={}
+        kernels_for=lambda data, rows, *, reaches_cards: kernels,
+        arrays=SimpleNamespace(addresses=addresses),
+        trace=None,
+        maps={},
     )
     data: Any = SimpleNamespace(scale=1.0, arrays=SimpleNamespace(addresses={}), targets=7)
     return Binder(workspace, data, seed=1)
