@@ -75,8 +75,9 @@ def add_numbers(parser: argparse.ArgumentParser, points: int) -> None:
 
 
 def asked_numbers(arguments: argparse.Namespace) -> Iterable[int]:
+    """The numbers of the points that these options ask for, each once."""
     if arguments.numbers:
-        return itertools.chain.from_iterable(arguments.numbers)
+        return dict.fromkeys(itertools.chain.from_iterable(arguments.numbers))
     return range(arguments.first, arguments.first + arguments.points)
 
 
@@ -203,11 +204,8 @@ def main() -> None:
     if arguments.precision == ["float64"]:
         bounds = dataclasses.replace(bounds, precisions=("float64",))
     libraries = tuple(dict.fromkeys((OURS, *(arguments.only or LIBRARIES_OF[backend]))))
-    drawn = (
-        list(grid(bounds))
-        if arguments.grid
-        else [draw(arguments.seed, number, bounds) for number in asked_numbers(arguments)]
-    )
+    drawn = list(grid(bounds)) if arguments.grid else []
+    drawn = drawn or [draw(arguments.seed, number, bounds) for number in asked_numbers(arguments)]
     kept = {}
     if arguments.again:
         lines = [line for path in arguments.again for line in read(path)]

@@ -303,7 +303,7 @@ def test_a_run_goes_on_where_one_stopped(script: ModuleType, monkeypatch: pytest
     assert run("--points", "2", "--only", "JAX") == [0, 1]
     assert run("--points", "2", "--only", "mlpgpu", "JAX") == []
     assert run("--points", "2", "--first", "5", "--most-seconds", "0") == []
-    assert run("--numbers", "1-2", "7", "--only", "mlpgpu", "--seed", "other") == [2, 7]
+    assert run("--numbers", "1-2", "7", "7", "--only", "mlpgpu", "--seed", "other") == [2, 7]
     lines = script.read(path)
     assert [line["number"] for line in lines] == [0, 1, 2, 3, 4, 1, 0, 1, 0, 1, 2, 7]
     assert lines[0]["commit"] == "c" and lines[0]["widths"] and lines[0]["libraries"] == ["mlpgpu"]

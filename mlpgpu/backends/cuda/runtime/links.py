@@ -181,7 +181,7 @@ class LinkedCards:
         Raises:
             BackendError: memory of another rank cannot be mapped, or the card has no room.
         """
-        return ExchangedSums(self.device, own, count, rows, columns, self.map, self._words.aborted(self.rank))
+        return ExchangedSums(self.device, count, own, rows, columns, self.map, self._words.aborted(self.rank))
 
     def wait(self, stream: Stream, reached: Event | None = None) -> None:
         """Wait for the work that the stream was given; with ``reached``, for what is before that event.

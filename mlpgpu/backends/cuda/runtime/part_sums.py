@@ -22,6 +22,7 @@ class ExchangedSums:
     Each rank has one part, by its number, of (rows, columns).
 
     Arguments:
+        count: how many parts there are, of which this rank has number ``own``.
         map_memory: where the memory at other ranks' addresses lies here, by rank.
         aborted: the address of the host's word that ends every wait.
 
@@ -33,7 +34,7 @@ class ExchangedSums:
     """
 
     def __init__(
-        self, device: Device, own: int, count: int, rows: int, columns: int,
+        self, device: Device, count: int, own: int, rows: int, columns: int,
         map_memory: Callable[[Sequence[int]], dict[int, list[Place]]], aborted: int,
     ) -> None:  # fmt: skip
         self.aborted = aborted
