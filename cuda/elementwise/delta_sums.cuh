@@ -49,7 +49,7 @@ __device__ __forceinline__ void sum_deltas(const Step* step, int shard, int shar
     pdl_wait_and_trigger();
     using T = DeltaSums;
     constexpr int BATCH = Format::COMPONENTS > 2 ? 4 : 8;  // quads that a thread has in flight
-    SHARED(float, shared);  // (warps, columns), then a word
+    SHARED(float, shared);  // (warps, columns); behind their sums its first word tells whether the block was the last
     const SummedDelta deltas[T::MOST] = {{dz, db, n}, {dz_1, db_1, n_1}, {dz_2, db_2, n_2}, {dz_3, db_3, n_3}};
     int first_column;
     const SummedDelta delta = delta_of_block(deltas, first_column);

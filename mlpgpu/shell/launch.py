@@ -30,6 +30,8 @@ VERSION_SECONDS = 30.0
 PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 MOST_PRESSES = 2  # of Ctrl-C that go to the ranks; one more has mpirun end them
 SESSIONS_VARIABLE = "PRTE_MCA_prte_tmpdir_base"  # where Open MPI 5 keeps files of a run
+REMOTE_SHELLS = ("ssh", "rsh")
+REMOTE_SHELL_VARIABLE = "OMPI_MCA_plm_rsh_agent"  # what Open MPI 4 starts other hosts' ranks by
 
 
 def add_launch(commands: Any) -> None:
@@ -117,7 +119,8 @@ def run(command: Sequence[str]) -> int:
     this process is killed, the system terminates mpirun, which ends the ranks.
 
     Open MPI names the folder of a run by mpirun's process.  One that was killed leaves it, and a later mpirun with the
-    same number would not start: so each has a place of its own for it.
+    same number would not start: so each has a place of its own for it.  And Open MPI 4 does not start without a remote
+    shell, as in most containers, unless it is told that it has none; ranks of one machine need none.
 
     Raises:
         BackendError: it does not run, or there is no place for its files.
@@ -130,7 +133,10 @@ def run(command: Sequence[str]) -> int:
         expected, hint = "a folder for temporary files that can be written", "TMPDIR names one"
         raise BackendError("launch", expected=expected, got=str(error), hint=hint) from error
     with place as sessions:
-        return _run(command, {SESSIONS_VARIABLE: sessions, **os.environ, INTERRUPT_VARIABLE: INTERRUPT.name})
+        ours = {SESSIONS_VARIABLE: sessions}
+        if not any(map(shutil.which, REMOTE_SHELLS)):
+            ours[REMOTE_SHELL_VARIABLE] = ""
+        return _run(command, {**ours, **os.environ, INTERRUPT_VARIABLE: INTERRUPT.name})
 
 
 def _run(command: Sequence[str], environ: Mapping[str, str]) -> int:

@@ -107,6 +107,33 @@ def test_without_an_mpirun_the_message_says_what_to_install(
     assert "expected mpirun or mpiexec beside" in message and 'pip install "mlpgpu[mpi]"' in message
 
 
+# Tells what it was told of a remote shell.
+MPIRUN = """#!/bin/sh
+if [ "$1" = --version ]; then echo "mpirun (Open MPI) 4.1.4"; exit; fi
+echo "${OMPI_MCA_plm_rsh_agent-unset}" > "$0.told"
+"""
+
+
+@pytest.mark.parametrize(
+    ("shell", "asked", "told"),
+    [(None, None, ""), ("ssh", None, "unset"), ("rsh", None, "unset"), (None, "/opt/other", "/opt/other")],
+)
+def test_ranks_of_one_machine_need_no_remote_shell(
+    shell: str | None, asked: str | None, told: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Open MPI 4 does not start in a container that has neither ssh nor rsh."""
+    for name, text in {"mpirun": MPIRUN, **({shell: "#!/bin/sh\n"} if shell else {})}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("OMPI_MCA_plm_rsh_agent", raising=False)
+    if asked is not None:
+        monkeypatch.setenv("OMPI_MCA_plm_rsh_agent", asked)
+    assert main(["launch", "-n", "2", __file__]) == 0
+    assert (tmp_path / "mpirun.told").read_text() == f"{told}\n"
+
+
 @pytest.mark.parametrize("handled", [True, False])
 def test_ctrl_c_comes_to_the_ranks_as_their_own(handled: bool, tmp_path: Path) -> None:
     script = f"""
