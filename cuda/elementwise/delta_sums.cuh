@@ -2,8 +2,9 @@
 // launch, which takes hardly longer than its bytes where a launch for each layer would wait for its last block.
 //
 // A block takes WIDTH columns of one layer and a run of the rows, of which each of its warps takes every eighth; a lane takes
-// four neighbouring columns. Blocks leave sums over their rows, and the last one of some columns adds these up, in order. So
-// a sum has the same bits whichever layers a launch has.
+// eight neighbouring columns, a vector of each component. Blocks leave sums over their rows, and the last one of some
+// columns adds these up, in order. So a sum has the same bits whichever layers a launch has. Runs are long, since a block
+// takes as long as three rows of its warps to add up what these found and to tell that it is there.
 #pragma once
 
 #include "common/dependent_launch.cuh"
@@ -15,8 +16,32 @@
 namespace mlpgpu {
 
 struct DeltaSums {
-    static constexpr int MOST = 4, THREADS = 256, WARPS = THREADS / WARP, WIDTH = 4 * WARP;
+    static constexpr int MOST = 4, THREADS = 256, WARPS = THREADS / WARP, OF_LANE = 8, WIDTH = OF_LANE * WARP;
     static constexpr int SHARED_BYTES = 4 * WARPS * WIDTH;
+};
+
+// Eight neighbours of each component.
+template <int COMPONENTS>
+struct DeltaVector {
+    uint4 words[COMPONENTS];
+
+    __device__ __forceinline__ void load(const uint16_t* from, int64_t component_stride) {
+#pragma unroll
+        for (int p = 0; p < COMPONENTS; ++p) words[p] = __ldcg(reinterpret_cast<const uint4*>(from + p * component_stride));
+    }
+    __device__ __forceinline__ void add_to(float (&sum)[DeltaSums::OF_LANE]) const {
+        add_pair(sum[0], sum[1], [](const uint4& of) { return of.x; });
+        add_pair(sum[2], sum[3], [](const uint4& of) { return of.y; });
+        add_pair(sum[4], sum[5], [](const uint4& of) { return of.z; });
+        add_pair(sum[6], sum[7], [](const uint4& of) { return of.w; });
+    }
+    template <class Word>
+    __device__ __forceinline__ void add_pair(float& first, float& second, const Word& word) const {
+        float2 pair = bfloats(word(words[COMPONENTS - 1]));
+#pragma unroll
+        for (int p = COMPONENTS - 2; p >= 0; --p) pair = joined<COMPONENTS>(bfloats(word(words[p])), pair);
+        first += pair.x, second += pair.y;
+    }
 };
 
 struct SummedDelta {
@@ -48,36 +73,34 @@ __device__ __forceinline__ void sum_deltas(const Step* step, int shard, int shar
                                            float* partials, unsigned* arrived) {
     pdl_wait_and_trigger();
     using T = DeltaSums;
-    constexpr int BATCH = Format::COMPONENTS > 2 ? 4 : 8;  // quads that a thread has in flight
+    constexpr int BATCH = 8 / Format::COMPONENTS;  // rows of a lane in flight
     SHARED(float, shared);  // (warps, columns); behind their sums its first word tells whether the block was the last
     const SummedDelta deltas[T::MOST] = {{dz, db, n}, {dz_1, db_1, n_1}, {dz_2, db_2, n_2}, {dz_3, db_3, n_3}};
     int first_column;
     const SummedDelta delta = delta_of_block(deltas, first_column);
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, column = first_column + 4 * lane;
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, column = first_column + T::OF_LANE * lane;
     const int pitch = padded_columns(delta.n), rows = shard_rows(step, shard, shards).count;
     const int64_t component_stride = static_cast<int64_t>(component_rows) * pitch;
 
     const int run = ceil_div(rows, static_cast<int>(gridDim.y));
     const int begin = blockIdx.y * run, end = column < delta.n ? min(rows, begin + run) : 0;
     const uint16_t* const from = delta.components + column;
-    float sum[4] = {};
+    float sum[T::OF_LANE] = {};
     for (int first = begin + warp; first < end; first += BATCH * T::WARPS) {
-        float4 quads[BATCH];
+        DeltaVector<Format::COMPONENTS> vectors[BATCH] = {};
 #pragma unroll
         for (int i = 0; i < BATCH; ++i) {
             const int row = first + i * T::WARPS;
-            quads[i] = row < end ? BfloatQuad<Format::COMPONENTS>(from + static_cast<int64_t>(row) * pitch, component_stride).value()
-                                 : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (row < end) vectors[i].load(from + static_cast<int64_t>(row) * pitch, component_stride);
         }
 #pragma unroll
-        for (int i = 0; i < BATCH; ++i)
-            sum[0] += quads[i].x, sum[1] += quads[i].y, sum[2] += quads[i].z, sum[3] += quads[i].w;
+        for (int i = 0; i < BATCH; ++i) vectors[i].add_to(sum);
     }
 
-    store_four(shared + warp * T::WIDTH + 4 * lane, sum);
+    store_neighbours(shared + warp * T::WIDTH + T::OF_LANE * lane, sum);
     __syncthreads();
     const int of_column = first_column + threadIdx.x;
-    const bool has_column = threadIdx.x < T::WIDTH && of_column < delta.n;
+    const bool has_column = of_column < delta.n;
     float* const of_columns = partials + static_cast<int64_t>(blockIdx.x) * T::WIDTH + threadIdx.x;
     const int64_t apart = static_cast<int64_t>(gridDim.x) * T::WIDTH;
     if (has_column) {

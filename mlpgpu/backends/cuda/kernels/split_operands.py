@@ -16,10 +16,11 @@ SPLIT_BLOCKS = 4  # on a multiprocessor at once, since each waits for its loads 
 SPLIT_BYTES = 4 * 2 * WARPS_PER_BLOCK  # of a block that splits a row: two words of each warp
 COLUMN_WIDTH, COLUMN_BYTES = 64, 4 * 16 * 64  # ColumnBlock of gemm/split_operands.cuh
 COLUMN_ROWS, MOST_COLUMN_PARTIALS = 64, 32  # rows that a block sums at least; partial sums of a column at most
-# Of elementwise/delta_sums.cuh: layers of a launch, how their arguments end, a block's columns and shared memory, rows
-# that it takes at least, and parts of the rows at most.
+# Of elementwise/delta_sums.cuh: layers of a launch, how their arguments end, a block's columns and shared memory, and
+# blocks of a multiprocessor. Each number of rows of a run comes with that of runs up to which runs are so short.
 MOST_SUMMED, SUMMED_ENDS = 4, ("", "_1", "_2", "_3")
-DELTA_SUMS_WIDTH, DELTA_SUMS_BYTES, DELTA_RUN_ROWS, MOST_DELTA_RUNS = 128, 4 * 8 * 128, 128, 64
+DELTA_SUMS_WIDTH, DELTA_SUMS_BYTES, DELTA_SUMS_BLOCKS = 256, 4 * 8 * 256, 3
+DELTA_RUNS = (128, 16), (256, 32)
 NONZERO = 4  # the flag of a row or column that has an element other than 0
 
 # By precision: the format for networks of small layers, and that for those of large ones.
@@ -134,12 +135,12 @@ def sum_deltas(operand_format: OperandFormat) -> Entry:
         f"sum_deltas_{operand_format.name}", f"sum_deltas<{operand_format.struct}>", signature, DELTA_SUMS_BYTES,
         "DeltaSums",
     )  # fmt: skip
-    return replace(entry, header="elementwise/delta_sums.cuh")
+    return replace(entry, header="elementwise/delta_sums.cuh", blocks=DELTA_SUMS_BLOCKS)
 
 
 def summed_grid(rows: int, widths: Sequence[int]) -> tuple[int, int, int]:
     """Blocks that sum the columns of deltas with so many each, and parts of the rows, which leave partial sums."""
-    runs = min(MOST_DELTA_RUNS, ceil_div(rows, DELTA_RUN_ROWS))
+    runs = max(min(most, ceil_div(rows, run)) for run, most in DELTA_RUNS)
     return sum(ceil_div(n, DELTA_SUMS_WIDTH) for n in widths), runs, 1
 
 
