@@ -69,6 +69,7 @@ CASES = {
         SMALL, {"streams": 2, "memory_share": 1e-6, "optimizer": mg.SGD(0.1)}, rows=40_000, batch_size=512
     ),
     "one shard": Case(SMALL, {"streams": 1, "optimizer": mg.Adam(0.01)}),
+    "clipped, two shards": Case(SMALL, {"streams": 2, "optimizer": mg.Adam(0.01, clip_norm=0.05)}),
     "wide": Case(WIDE, {"streams": 2, "precision": "bfloat16"}, rows=4000, batch_size=512),
     "wide, float32": Case(WIDE, {"streams": 4, "optimizer": mg.Adam(0.001, clip_norm=1.0)}, rows=3000, batch_size=512),
     "moved where made": Case(

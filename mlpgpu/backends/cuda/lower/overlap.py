@@ -82,8 +82,11 @@ def _postponed(launches: Sequence[Launch]) -> list[Launch]:
 
 
 def _chained_pieces(lowered: Lowered) -> Lowered:
-    """Launches of a step of several ranks, where one stream has all of them."""
-    if len(lowered.shards) != 1 or any(isinstance(each, Launch) for piece in lowered.pieces for each in piece.exchange):
+    """Launches of a step of several ranks, where one stream has all that products wait for.
+
+    What is exchanged has other streams: a launch that must not run beside it waits for it, and overlaps none before it.
+    """
+    if len(lowered.shards) != 1:
         return lowered
     parts = [lowered.begin, lowered.shards[0], *(piece.shards[0] for piece in lowered.pieces)]
     before: Launch | None = None

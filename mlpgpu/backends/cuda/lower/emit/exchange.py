@@ -113,9 +113,9 @@ class Exchange:
         slots = len(plan.optimizer.slots) if plan.optimizer else 0
         own_nodes = sum(rank == self.rank for rank, _ in self.nodes)
         return {
-            NODES: FLOAT * len(self.nodes) * self._width,
+            **({} if self._adds_in_place else {NODES: FLOAT * len(self.nodes) * self._width}),
             **({OWN_NODES: FLOAT * own_nodes * plan.gradient_count} if self.is_tied else {}),
-            "partials": FLOAT * len(self.own) * partials_pitch(plan),
+            "partials": FLOAT * (len(self.nodes) if self._adds_in_place else len(self.own)) * partials_pitch(plan),
             "slots": FLOAT * slots * kernels.slot_pitch(parameters.stop - parameters.start),
         }
 
@@ -123,6 +123,11 @@ class Exchange:
     def is_in_line(self) -> bool:
         """Whether the stream of the rank's one shard has all launches; not where a norm comes between exchanges."""
         return self.plan.shards == self.plan.ranks and not self._is_clipped
+
+    @cached_property
+    def _adds_in_place(self) -> bool:
+        """Whether what the other of two ranks sends lies behind this one's gradient, like that of a second shard."""
+        return self.is_in_line and self.plan.ranks == 2 and not self.is_tied
 
     @cached_property
     def _by_kernel(self) -> bool:
@@ -213,7 +218,7 @@ class Exchange:
         )
 
     def _add_own(self, elements: slice) -> Iterator[Launch]:
-        """The nodes of the rank's own shards: on other ranks' slices in place, on its own in ``nodes``."""
+        """The nodes of the rank's own shards: on other ranks' slices in place, on its own where all nodes are."""
         pitch, here = partials_pitch(self.plan), _common(elements, self.moved.gradient)
         below = _common(elements, slice(0, self.moved.gradient.start))
         above = _common(elements, slice(self.moved.gradient.stop, self.plan.gradient_count))
@@ -229,7 +234,7 @@ class Exchange:
                 if part is not None and len(node) > 1:
                     kept = self._kept(node, part.start)
                     yield self._add(kept, pitch, len(node), part, kept)
-            if here is not None:
+            if here is not None and not self._adds_in_place:
                 yield self._add(self._kept(node, here.start), pitch, len(node), here, self._node(place, here.start))
 
     def _add_uses(self, elements: slice, node: range) -> Iterator[Launch]:
@@ -253,6 +258,8 @@ class Exchange:
 
     def _node(self, place: int, element: int) -> At:
         """An element of the gradient, of this rank's slice, in a node."""
+        if self._adds_in_place:
+            return At("partials", (place != self.rank) * partials_pitch(self.plan) + element)
         return At(NODES, place * self._width + element - self.moved.gradient.start)
 
     def _add(self, partials: At, pitch: int, count: int, part: slice, to: At, *, uses: int = 1) -> Launch:
@@ -310,11 +317,14 @@ class Exchange:
         if is_added and not is_clipped:
             yield from self._added(elements)
         pitch, count = (0, 1) if is_added else (self._width, len(self.nodes))
+        first = 0
+        if self._adds_in_place:  # the rank's own comes first: of two the order changes no bit
+            first, pitch = self.rank, partials_pitch(plan)
         own = self.moved.parameters
         for each in plan.trained_in(part) if part is not None else ():
             values: dict[str, Value] = {
                 "step": At("step"), "totals": At("totals"), "factor": At("factor") if is_clipped else None,
-                "partials": self._node(0, each.gradient), "pitch": pitch, "shards": count,
+                "partials": self._node(first, each.gradient), "pitch": pitch, "shards": count,
                 "parameters": At("parameters", each.offset),
                 "slots": At("slots", each.offset - own.start) if optimizer.slots else None, "size": each.size,
                 "slot_pitch": kernels.slot_pitch(own.stop - own.start), "alpha": each.alpha,
@@ -340,11 +350,8 @@ class Exchange:
         parts = [[("parameters", each) for each in of_rank] for of_rank in ranges]
         return list(self._gather(PARAMETERS, self._title(GatherParameters), parts, FLOAT))
 
-    def operands(self, given: str | None, taken: str | None, beside: Sequence[slice] = ()) -> list[Collective]:
-        """The other rank gets the operands of a weight that this one has moved, and the other way.
-
-        With them both get the parameters that have moved of parts of the gradient ``beside``.
-        """
+    def operands(self, given: str | None, taken: str | None) -> list[Collective]:
+        """The other rank gets the operands of a weight that this one has moved, and the other way."""
 
         def whole(weight: str | None) -> list[tuple[str, slice]]:
             if weight is None:
@@ -353,13 +360,7 @@ class Exchange:
             return [(array, slice(0, self.shard.lowered.bytes[array] // HALF))]
 
         parts = [whole(given if rank == self.rank else taken) for rank in range(self.plan.ranks)]
-        gathered = [
-            *self._gather(OPERANDS, self._title(GatherParameters), parts, HALF),
-            *self.parameters(beside, beside),
-        ]
-        sent = tuple(transfer for each in gathered for transfer in each.sent)
-        received = tuple(transfer for each in gathered for transfer in each.received)
-        return [replace(each, sent=sent, received=received) for each in gathered[:1]]
+        return list(self._gather(OPERANDS, self._title(GatherParameters), parts, HALF))
 
     def moved_where_made(self, shard: Shard, group: GemmGradient, elements: slice) -> Launch:
         """What makes this rank's gradient of a weight of its slice, adds the other rank's, and moves the weight."""

@@ -53,12 +53,13 @@ def _put_in_line(
     others: Sequence[ExchangedPiece],
     of_shard: Sequence[list[Launch]],
 ) -> None:
-    """The pieces of a rank with one shard, whose stream has all launches: beside products they would wait for blocks.
+    """The pieces of a rank with one shard, whose stream has most launches: beside products they would wait for blocks.
 
     A weight that this rank moves where it makes its gradient comes behind all gradients that it sends, which are in
     flight meanwhile.  Where the other parameters are few, the rank makes their gradients while it waits for those of
-    its weights, and moves them behind its first weight, with which they are sent.  Where products leave partial sums
-    of biases' gradients, the other parameters come last, since every product must have ended then.
+    its weights, and moves them as soon as it has the other rank's, beside its first weight.  So they are with the other
+    rank before that weight, for which it waits.  Where products leave partial sums of biases' gradients, the other
+    parameters come last, since every product must have ended then.
     """
     weights = _MovedWeights(training, exchange, of_shard)
     parts = [part for piece in others for part in piece.elements]
@@ -67,6 +68,10 @@ def _put_in_line(
     exchanged = exchange.of_pieces([piece.elements for piece in others], are_first=not (fill or come_last))
     made = [launches for launches, piece in zip(of_shard, training.pieces, strict=True) if piece.owner is None]
     of_others = [Piece([[*part, *each.added]], [*each.sums]) for part, each in zip(made, exchanged, strict=True)]
+    moved_at_once = [
+        replace(piece, exchange=[*piece.exchange, *each.moves, *each.parameters])
+        for piece, each in zip(of_others, exchanged, strict=True)
+    ]
 
     def moved_behind(pieces: int) -> list[Piece]:
         """What moves them, where so many pieces come before theirs."""
@@ -77,11 +82,9 @@ def _put_in_line(
         return moved
 
     if fill:
-        moves = [launch for piece in moved_behind(weights.count) for launch in piece.shards[0]]
-        lowered.pieces += [*weights.sums(first=True), *of_others]
-        lowered.pieces += weights.moved(0, first=True, moves=moves, parts=parts)
+        lowered.pieces += [*weights.sums(first=True), *moved_at_once, *weights.moved(0)]
     elif come_last:
-        lowered.pieces += [*weights.sums(first=True), *weights.moved(0, first=True)]
+        lowered.pieces += [*weights.sums(first=True), *weights.moved(0)]
         lowered.pieces += [*of_others, *moved_behind(2 * weights.count)]
     else:
         lowered.pieces += [*of_others, *weights.sums(), *moved_behind(0), *weights.moved(len(others))]
@@ -119,35 +122,26 @@ class _MovedWeights:
         return max(len(self._own), len(self._theirs))
 
     def sums(self, *, first: bool = False) -> list[Piece]:
-        """The other rank's gradients, and the exchange of them; with the ``first`` of a step comes the loss."""
+        """The other rank's gradients, and the exchange of them; behind the ``first`` of a step comes the loss."""
         pieces = list[Piece]()
         for theirs, own in zip_longest(self._theirs, self._own):
             elements = [each[0].elements if each else () for each in (theirs, own)]
-            sums = self._exchange.sums(*elements, first=first and not pieces)
-            pieces.append(Piece([theirs[1] if theirs else []], [*sums]))
+            is_first = first and not pieces
+            sums = self._exchange.sums(*elements, first=is_first)
+            loss = [self._exchange.loss()] * is_first
+            pieces.append(Piece([theirs[1] if theirs else []], [*sums, *loss]))
         return pieces
 
-    def moved(
-        self, begin: int, *, first: bool = False, moves: Sequence[Launch] = (), parts: Sequence[slice] = ()
-    ) -> list[Piece]:
-        """Their own gradients, with which they move them; ``begin`` pieces come before those of :meth:`sums`.
-
-        Where these are the ``first`` of a step the loss comes before them.  Other parameters, of ``parts`` of the
-        gradient, are moved behind the first weight.
-        """
+    def moved(self, begin: int) -> list[Piece]:
+        """Their own gradients, with which they move them; ``begin`` pieces come before those of :meth:`sums`."""
         pieces = list[Piece]()
         for place, (own, theirs) in enumerate(zip_longest(self._own, self._theirs), begin):
             launches = [replace(launch, receives=(place,)) for launch in own[1]] if own else []
-            beside = [] if pieces else [*parts]
-            if not pieces:
-                loss = [replace(self._exchange.loss(), receives=(place,))] if first else []
-                launches = [*loss, *launches, *moves]
             if self.sends_operands:
                 names = [each[0].weight if each else None for each in (own, theirs)]
-                gathered = self._exchange.operands(names[0], names[1], beside)
+                gathered = self._exchange.operands(*names)
             else:
-                elements = [[*(each[0].elements if each else ()), *beside] for each in (own, theirs)]
-                gathered = self._exchange.parameters(*elements)
+                gathered = self._exchange.parameters(*(each[0].elements if each else () for each in (own, theirs)))
             pieces.append(Piece([launches], [*gathered]))
         return pieces
 
