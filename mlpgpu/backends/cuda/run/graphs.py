@@ -53,8 +53,15 @@ def after_exchange(exchange: Put, launch: Put) -> Put:
     return put
 
 
+SIDE_STREAMS = 3  # as many as a tail is followed by small updates
+
+
 class ShardStreams:
-    """The streams of a step: one for each shard, and a side stream for launches that nothing in the step waits for.
+    """The streams of a step: one for each shard, and side streams for launches that nothing in the step waits for.
+
+    Of side streams the first has launches that run beside those that follow them, one after another.  Those that leave
+    room to these first run beside each other as well, on all side streams in turn: behind a launch that fills the card
+    each would take longer than by itself.
 
     What ranks exchange has two further streams, on each of which pieces follow one another: one piece's parameters are
     in flight to other ranks while sums of the next one come from them.
@@ -74,7 +81,8 @@ class ShardStreams:
         self._turn, self._device = 0, device
         self._fork = Event(device)
         self._joins = [Event(device) for _ in self.all[1:]]
-        self._side, self._rejoin = Stream(device, "side"), Event(device)
+        self._sides = [Stream(device, f"side {number}") for number in range(SIDE_STREAMS)]
+        self._rejoin = Event(device)
 
     def put(self, step: BoundStep, *, follows: bool = False, ends: bool = True) -> None:
         """Put a step on the streams: they fork for the shards, and join for what is done once.
@@ -99,24 +107,25 @@ class ShardStreams:
         first.record(self._fork)
         for stream in others:
             stream.wait(self._fork)
-        last: list[Put] = []
-        uses_side = False
+        last: list[tuple[Stream, Put]] = []
+        used: list[Stream] = []
         for stream, shard in zip(self.all, step.shards, strict=bool(step.shards)):  # a rank may have none
             for put, launch in shard:
                 if not launch.on_side_stream:
                     put_one(stream, put, launch)
                     continue
+                side = self._sides[len(last) % SIDE_STREAMS if launch.after_others else 0]
                 stream.record(self._rejoin)
-                self._side.wait(self._rejoin)
-                uses_side = True
+                side.wait(self._rejoin)
+                used += [side] * (side not in used)
                 if launch.after_others:
-                    last.append(put)
+                    last.append((side, put))
                 else:
-                    put(self._side)
-        for put in last:  # put earlier, they would take multiprocessors that the launches they run beside need
-            put(self._side)
-        if uses_side:
-            self._side.record(self._rejoin)
+                    put(side)
+        for side, put in last:  # put earlier, they would take multiprocessors that the launches they run beside need
+            put(side)
+        for side in used:
+            side.record(self._rejoin)
             first.wait(self._rejoin)
         self._put_pieces([piece for piece in step.pieces if ends or not piece.at_end], put_one)
         if step.pieces and ends:
