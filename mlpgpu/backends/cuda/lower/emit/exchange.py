@@ -350,8 +350,11 @@ class Exchange:
         parts = [[("parameters", each) for each in of_rank] for of_rank in ranges]
         return list(self._gather(PARAMETERS, self._title(GatherParameters), parts, FLOAT))
 
-    def operands(self, given: str | None, taken: str | None) -> list[Collective]:
-        """The other rank gets the operands of a weight that this one has moved, and the other way."""
+    def operands(self, given: str | None, taken: str | None, beside: Sequence[slice] = ()) -> list[Collective]:
+        """The other rank gets the operands of a weight that this one has moved, and the other way.
+
+        With them both get the parameters that have moved of parts of the gradient ``beside``.
+        """
 
         def whole(weight: str | None) -> list[tuple[str, slice]]:
             if weight is None:
@@ -360,7 +363,13 @@ class Exchange:
             return [(array, slice(0, self.shard.lowered.bytes[array] // HALF))]
 
         parts = [whole(given if rank == self.rank else taken) for rank in range(self.plan.ranks)]
-        return list(self._gather(OPERANDS, self._title(GatherParameters), parts, HALF))
+        gathered = [
+            *self._gather(OPERANDS, self._title(GatherParameters), parts, HALF),
+            *self.parameters(beside, beside),
+        ]
+        sent = tuple(transfer for each in gathered for transfer in each.sent)
+        received = tuple(transfer for each in gathered for transfer in each.received)
+        return [replace(each, sent=sent, received=received) for each in gathered[:1]]
 
     def moved_where_made(self, shard: Shard, group: GemmGradient, elements: slice) -> Launch:
         """What makes this rank's gradient of a weight of its slice, adds the other rank's, and moves the weight."""

@@ -57,9 +57,9 @@ def _put_in_line(
 
     A weight that this rank moves where it makes its gradient comes behind all gradients that it sends, which are in
     flight meanwhile.  Where the other parameters are few, the rank makes their gradients while it waits for those of
-    its weights, and moves them as soon as it has the other rank's, beside its first weight.  So they are with the other
-    rank before that weight, for which it waits.  Where products leave partial sums of biases' gradients, the other
-    parameters come last, since every product must have ended then.
+    its weights, and moves them as soon as it has the other rank's, beside its first weight, with which they are sent: a
+    message of their own would come before the weight, for which the other rank waits.  Where products leave partial
+    sums of biases' gradients, the other parameters come last, since every product must have ended then.
     """
     weights = _MovedWeights(training, exchange, of_shard)
     parts = [part for piece in others for part in piece.elements]
@@ -68,10 +68,6 @@ def _put_in_line(
     exchanged = exchange.of_pieces([piece.elements for piece in others], are_first=not (fill or come_last))
     made = [launches for launches, piece in zip(of_shard, training.pieces, strict=True) if piece.owner is None]
     of_others = [Piece([[*part, *each.added]], [*each.sums]) for part, each in zip(made, exchanged, strict=True)]
-    moved_at_once = [
-        replace(piece, exchange=[*piece.exchange, *each.moves, *each.parameters])
-        for piece, each in zip(of_others, exchanged, strict=True)
-    ]
 
     def moved_behind(pieces: int) -> list[Piece]:
         """What moves them, where so many pieces come before theirs."""
@@ -82,7 +78,9 @@ def _put_in_line(
         return moved
 
     if fill:
-        lowered.pieces += [*weights.sums(first=True), *moved_at_once, *weights.moved(0)]
+        for piece, each in zip(of_others, exchanged, strict=True):
+            piece.exchange.extend(each.moves)
+        lowered.pieces += [*weights.sums(first=True), *of_others, *weights.moved(0, beside=parts)]
     elif come_last:
         lowered.pieces += [*weights.sums(first=True), *weights.moved(0)]
         lowered.pieces += [*of_others, *moved_behind(2 * weights.count)]
@@ -132,16 +130,21 @@ class _MovedWeights:
             pieces.append(Piece([theirs[1] if theirs else []], [*sums, *loss]))
         return pieces
 
-    def moved(self, begin: int) -> list[Piece]:
-        """Their own gradients, with which they move them; ``begin`` pieces come before those of :meth:`sums`."""
+    def moved(self, begin: int, *, beside: Sequence[slice] = ()) -> list[Piece]:
+        """Their own gradients, with which they move them; ``begin`` pieces come before those of :meth:`sums`.
+
+        With the first weight other parameters are sent, of parts ``beside`` of the gradient.
+        """
         pieces = list[Piece]()
         for place, (own, theirs) in enumerate(zip_longest(self._own, self._theirs), begin):
             launches = [replace(launch, receives=(place,)) for launch in own[1]] if own else []
             if self.sends_operands:
-                names = [each[0].weight if each else None for each in (own, theirs)]
-                gathered = self._exchange.operands(*names)
+                given, taken = (each[0].weight if each else None for each in (own, theirs))
+                gathered = self._exchange.operands(given, taken, beside)
             else:
-                gathered = self._exchange.parameters(*(each[0].elements if each else () for each in (own, theirs)))
+                elements = [[*(each[0].elements if each else ()), *beside] for each in (own, theirs)]
+                gathered = self._exchange.parameters(*elements)
+            beside = ()
             pieces.append(Piece([launches], [*gathered]))
         return pieces
 
