@@ -4,7 +4,7 @@
 // A block takes WIDTH columns of one layer and a run of the rows, of which each of its warps takes every eighth; a lane takes
 // eight neighbouring columns, a vector of each component. Blocks leave sums over their rows, and the last one of some
 // columns adds these up, in order. So a sum has the same bits whichever layers a launch has. Runs are long, since a block
-// takes as long as three rows of its warps to add up what these found and to tell that it is there.
+// meets six barriers and two fences behind its rows.
 #pragma once
 
 #include "common/dependent_launch.cuh"

@@ -316,8 +316,7 @@ class Exchange:
         is_added = is_clipped or not self._is_regular
         if is_added and not is_clipped:
             yield from self._added(elements)
-        pitch, count = (0, 1) if is_added else (self._width, len(self.nodes))
-        first = 0
+        first, pitch, count = (0, 0, 1) if is_added else (0, self._width, len(self.nodes))
         if self._adds_in_place:  # the rank's own comes first: of two the order changes no bit
             first, pitch = self.rank, partials_pitch(plan)
         own = self.moved.parameters
