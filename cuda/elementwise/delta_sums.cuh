@@ -20,30 +20,6 @@ struct DeltaSums {
     static constexpr int SHARED_BYTES = 4 * WARPS * WIDTH;
 };
 
-// Eight neighbours of each component.
-template <int COMPONENTS>
-struct DeltaVector {
-    uint4 words[COMPONENTS];
-
-    __device__ __forceinline__ void load(const uint16_t* from, int64_t component_stride) {
-#pragma unroll
-        for (int p = 0; p < COMPONENTS; ++p) words[p] = __ldcg(reinterpret_cast<const uint4*>(from + p * component_stride));
-    }
-    __device__ __forceinline__ void add_to(float (&sum)[DeltaSums::OF_LANE]) const {
-        add_pair(sum[0], sum[1], [](const uint4& of) { return of.x; });
-        add_pair(sum[2], sum[3], [](const uint4& of) { return of.y; });
-        add_pair(sum[4], sum[5], [](const uint4& of) { return of.z; });
-        add_pair(sum[6], sum[7], [](const uint4& of) { return of.w; });
-    }
-    template <class Word>
-    __device__ __forceinline__ void add_pair(float& first, float& second, const Word& word) const {
-        float2 pair = bfloats(word(words[COMPONENTS - 1]));
-#pragma unroll
-        for (int p = COMPONENTS - 2; p >= 0; --p) pair = joined<COMPONENTS>(bfloats(word(words[p])), pair);
-        first += pair.x, second += pair.y;
-    }
-};
-
 struct SummedDelta {
     const uint16_t* components;  // (components, component_rows, n padded)
     float* db;
@@ -87,14 +63,14 @@ __device__ __forceinline__ void sum_deltas(const Step* step, int shard, int shar
     const uint16_t* const from = delta.components + column;
     float sum[T::OF_LANE] = {};
     for (int first = begin + warp; first < end; first += BATCH * T::WARPS) {
-        DeltaVector<Format::COMPONENTS> vectors[BATCH] = {};
+        BfloatOctet<Format::COMPONENTS> octets[BATCH] = {};
 #pragma unroll
         for (int i = 0; i < BATCH; ++i) {
             const int row = first + i * T::WARPS;
-            if (row < end) vectors[i].load(from + static_cast<int64_t>(row) * pitch, component_stride);
+            if (row < end) octets[i].load(from + static_cast<int64_t>(row) * pitch, component_stride);
         }
 #pragma unroll
-        for (int i = 0; i < BATCH; ++i) vectors[i].add_to(sum);
+        for (int i = 0; i < BATCH; ++i) octets[i].add_to(sum);
     }
 
     store_neighbours(shared + warp * T::WIDTH + T::OF_LANE * lane, sum);

@@ -18,31 +18,53 @@ struct MovedLayer {
     int k, n, first;
 };
 
-// Adds up a block's columns of dz, from `first` on, and moves their biases. Neighbouring threads have neighbouring quads of
-// columns, and each thread every LANES-th row.
+// Adds up a tile's columns of dz, from `first` on, and moves their biases. Each block of the cluster adds up a run of the rows,
+// by vectors of eight columns, so that neighbouring threads read whole cache lines, and moves the biases of its columns.
 template <class Product, class Step>
 __device__ __forceinline__ void move_bias(const MovedLayer& layer, int first, int64_t component_stride, int rows, const Step& of_bias) {
-    constexpr int QUADS = Product::Tile::N / Product::BLOCKS / 4, LANES = 2 * WARPGROUP / QUADS;
-    SHARED(float, shared);
-    float4* const sums = reinterpret_cast<float4*>(shared);  // (LANES, QUADS)
-    const int quad = threadIdx.x % QUADS, lane = threadIdx.x / QUADS, column = first + 4 * quad, pitch = padded_columns(layer.n);
-    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    const auto add = [&](const float4& other) { sum.x += other.x, sum.y += other.y, sum.z += other.z, sum.w += other.w; };
-    if (lane < LANES && column < pitch)
-#pragma unroll 8
-        for (int row = lane; row < rows; row += LANES)
-            add(BfloatQuad<Product::Format::COMPONENTS>(layer.dz + static_cast<int64_t>(row) * pitch + column, component_stride).value());
-#pragma unroll 1
-    for (int half = LANES / 2; half > 0; half /= 2) {
-        if (lane >= half && lane < 2 * half) sums[(lane - half) * QUADS + quad] = sum;
-        __syncthreads();
-        if (lane < half) add(sums[lane * QUADS + quad]);
-        __syncthreads();
-    }
-    const float each[4] = {sum.x, sum.y, sum.z, sum.w};
+    constexpr int N = Product::Tile::N, BLOCKS = Product::BLOCKS, OCTETS = N / 8, LANES = 2 * WARPGROUP / OCTETS;
+    constexpr int COMPONENTS = Product::Format::COMPONENTS, BATCH = 8 / COMPONENTS;  // rows of a thread in flight
+    SHARED(float, shared);  // (LANES, N), then the block's sums (N)
+    const int octet = threadIdx.x % OCTETS, lane = threadIdx.x / OCTETS, column = first + 8 * octet, pitch = padded_columns(layer.n);
+    const int rank = cluster_rank<BLOCKS>(), end = rows * (rank + 1) / BLOCKS;
+    float sum[8] = {};
+    if (lane < LANES && column < pitch) {
+        for (int from = rows * rank / BLOCKS + lane; from < end; from += BATCH * LANES) {
+            BfloatOctet<COMPONENTS> octets[BATCH] = {};
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-        if (lane == 0 && column + i < layer.n) of_bias(0, column + i, each[i]);
+            for (int i = 0; i < BATCH; ++i) {
+                const int row = from + i * LANES;
+                if (row < end) octets[i].load(layer.dz + static_cast<int64_t>(row) * pitch + column, component_stride);
+            }
+#pragma unroll
+            for (int i = 0; i < BATCH; ++i) octets[i].add_to(sum);
+        }
+    }
+    if (lane < LANES) store_neighbours(shared + lane * N + 8 * octet, sum);
+    __syncthreads();
+    float* const sums = shared + LANES * N;
+    if (threadIdx.x < N) {
+        float total = 0.0f;
+#pragma unroll
+        for (int l = 0; l < LANES; ++l) total += shared[l * N + threadIdx.x];
+        sums[threadIdx.x] = total;
+    }
+    cluster_synchronize<BLOCKS>();
+    constexpr int QUADS = N / BLOCKS / 4;
+    if (threadIdx.x < QUADS) {
+        const int quad = rank * QUADS + threadIdx.x;
+        float4 all = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+        for (int block = 0; block < BLOCKS; ++block) {
+            const float4 part = load_of_block<BLOCKS>(shared_address(sums) + 16 * quad, block);
+            all.x += part.x, all.y += part.y, all.z += part.z, all.w += part.w;
+        }
+        const float each[4] = {all.x, all.y, all.z, all.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            if (first + 4 * quad + i < layer.n) of_bias(0, first + 4 * quad + i, each[i]);
+    }
+    if (BLOCKS > 1) cluster_synchronize<BLOCKS>();  // others still read this block's sums
 }
 
 // By a Product that is a GemmClusterSplit of components without scales; a batch has at most `capacity` rows on this shard.
@@ -71,8 +93,7 @@ __device__ __forceinline__ void tensor_backward_updates(const Step* step, int sh
     }
     pdl_wait_and_trigger();
     end.begin();
-    const int first = of_bias * T::N + blockIdx.x % Product::BLOCKS * (T::N / Product::BLOCKS);
-    move_bias<Product>(of, first, padded_rows(capacity) * padded_columns(of.n), rows.count, end.of_bias());
+    move_bias<Product>(of, of_bias * T::N, padded_rows(capacity) * padded_columns(of.n), rows.count, end.of_bias());
 }
 
 }  // namespace mlpgpu

@@ -183,6 +183,30 @@ struct BfloatQuad {
     }
 };
 
+// Eight neighbours, as a vector of each component.
+template <int COMPONENTS>
+struct BfloatOctet {
+    uint4 words[COMPONENTS];
+
+    __device__ __forceinline__ void load(const uint16_t* from, int64_t component_stride) {
+#pragma unroll
+        for (int p = 0; p < COMPONENTS; ++p) words[p] = __ldcg(reinterpret_cast<const uint4*>(from + p * component_stride));
+    }
+    __device__ __forceinline__ void add_to(float (&sum)[8]) const {
+        add_pair(sum[0], sum[1], [](const uint4& of) { return of.x; });
+        add_pair(sum[2], sum[3], [](const uint4& of) { return of.y; });
+        add_pair(sum[4], sum[5], [](const uint4& of) { return of.z; });
+        add_pair(sum[6], sum[7], [](const uint4& of) { return of.w; });
+    }
+    template <class Word>
+    __device__ __forceinline__ void add_pair(float& first, float& second, const Word& word) const {
+        float2 pair = bfloats(word(words[COMPONENTS - 1]));
+#pragma unroll
+        for (int p = COMPONENTS - 2; p >= 0; --p) pair = joined<COMPONENTS>(bfloats(word(words[p])), pair);
+        first += pair.x, second += pair.y;
+    }
+};
+
 // An operand format has
 //     COMPONENTS  numbers per element; each one stands for 2^SHIFT times less than the one before it
 //     HALF        whether components are float16, else bfloat16

@@ -677,22 +677,40 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "(padded_rows(capacity) - 1) * padded_columns(of.n), rows.count",
         UPDATES_OF_TWO,
     ),
-    "a bias summed by the first block of its cluster alone": (
+    "biases moved by the first block of their cluster alone": (
         "fused/tensor_updates.cuh",
-        "of_bias * T::N + blockIdx.x % Product::BLOCKS * (T::N / Product::BLOCKS)",
-        "of_bias * T::N",
+        "rank * QUADS + threadIdx.x",
+        "static_cast<int>(threadIdx.x)",
         UPDATES_OF_TWO,
     ),
-    "half of a bias's sums left out": (
+    "rows of a bias left out": (
         "fused/tensor_updates.cuh",
-        "int half = LANES / 2; half > 0",
-        "int half = LANES / 4; half > 0",
+        "for (int l = 0; l < LANES",
+        "for (int l = 1; l < LANES",
+        UPDATES_OF_TWO,
+    ),
+    "a block's rows of a bias left out": (
+        "fused/tensor_updates.cuh",
+        "for (int block = 0; block < BLOCKS",
+        "for (int block = 1; block < BLOCKS",
+        UPDATES_OF_TWO,
+    ),
+    "a bias's first rows summed by every block": (
+        "fused/tensor_updates.cuh",
+        "rows * rank / BLOCKS + lane",
+        "lane",
         UPDATES_OF_TWO,
     ),
     "barrier removed before a bias's sums are read": (
         "fused/tensor_updates.cuh",
-        "sum;\n        __syncthreads();\n        if (lane < half)",
-        "sum;\n        if (lane < half)",
+        "sum);\n    __syncthreads();\n    float* const sums",
+        "sum);\n    float* const sums",
+        UPDATES_OF_TWO,
+    ),
+    "a bias's sums read before all blocks have theirs": (
+        "fused/tensor_updates.cuh",
+        "    cluster_synchronize<BLOCKS>();\n    constexpr int QUADS",
+        "    constexpr int QUADS",
         UPDATES_OF_TWO,
     ),
     "a bias moved while the launch before makes its delta": (
