@@ -52,7 +52,7 @@ UNCHECKED = (
     "-fno-sanitize=undefined",
     *(f"--param=asan-{what}=0" for what in ("instrument-reads", "instrument-writes", "stack", "globals", "memintrin")),
 )
-TESTED = 1 / 2  # of the entries of a file
+TESTED = 1 / 3  # of the entries of a file
 ENTRIES_PER_PROGRAM = 16  # so that one header's many instantiations compile in parallel
 MOST_RUNNING = 32  # processes of programs at once, for each that runs tests
 
