@@ -199,24 +199,27 @@ def parameters_of(network: str) -> int:
 def of_two_cards() -> list[tuple[str, int, Precision, float, float]]:
     """Network, rows of one card, precision, and microseconds of a step on one card and on two with half the rows each.
 
-    They are those of the last version that was measured, medians of its runs; of weak scaling two cards have twice the
-    rows, and take as long as half a step of so many on one would.
+    For each network they are those of the last version that was measured on one card and on two, of the kind that was
+    used last: medians of its runs.  Of weak scaling two cards have twice the rows, and take as long as half a step of
+    so many on one would.
     """
     lines = [json.loads(line) for line in OF_TWO_CARDS.read_text(encoding="utf-8").splitlines()]
-    found: dict[tuple[str, int, Precision, int], list[float]] = {}
+    found: dict[tuple[str, str, int, Precision, int], list[float]] = {}
     for line in lines:
-        if line["commit"] == lines[-1]["commit"] and line["contender"] == "mlpgpu":
+        if line["card"] == lines[-1]["card"] and line["contender"] == "mlpgpu":
             rows = line["batch_size"] // (2 if line["scaling"] == "weak" else 1)
-            key = line["network"], rows, line["precision"], line["ranks"] if line["scaling"] == "strong" else 0
+            ranks = line["ranks"] if line["scaling"] == "strong" else 0
+            key = line["commit"], line["network"], rows, line["precision"], ranks
             found.setdefault(key, []).append(line["microseconds"])
-    made = []
-    for (network, rows, precision, ranks), times in found.items():
+    made: dict[tuple[str, int, Precision], tuple[float, float]] = {}  # later versions come later
+    for (commit, network, rows, precision, ranks), times in found.items():
         if ranks == 1:
-            one, two = float(np.median(times)), found.get((network, rows, precision, 2), [])
-            made += [(network, rows, precision, one, float(np.median(two)))] if two else []
-            weak = found.get((network, rows, precision, 0), [])
-            made += [(network, 2 * rows, precision, 2 * one, float(np.median(weak)))] if weak else []
-    return made
+            one = float(np.median(times))
+            if two := found.get((commit, network, rows, precision, 2)):
+                made[network, rows, precision] = one, float(np.median(two))
+            if weak := found.get((commit, network, rows, precision, 0)):
+                made[network, 2 * rows, precision] = 2 * one, float(np.median(weak))
+    return [(*key, *times) for key, times in made.items()]
 
 
 def gain_by_launches(network: str, rows: int, precision: Precision) -> float:
