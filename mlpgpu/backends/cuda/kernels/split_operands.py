@@ -17,7 +17,7 @@ SPLIT_BYTES = 4 * 2 * WARPS_PER_BLOCK  # of a block that splits a row: two words
 COLUMN_WIDTH, COLUMN_BYTES = 64, 4 * 16 * 64  # ColumnBlock of gemm/split_operands.cuh
 COLUMN_ROWS, MOST_COLUMN_PARTIALS = 64, 32  # rows that a block sums at least; partial sums of a column at most
 # Of elementwise/delta_sums.cuh: layers of a launch, how their arguments end, a block's columns and shared memory, and
-# blocks of a multiprocessor. Runs have so many rows while they are at most so many; the pair that makes more holds.
+# blocks of a multiprocessor; then rows of a run with the most runs, of which the pair that makes more runs is taken.
 MOST_SUMMED, SUMMED_ENDS = 4, ("", "_1", "_2", "_3")
 DELTA_SUMS_WIDTH, DELTA_SUMS_BYTES, DELTA_SUMS_BLOCKS = 256, 4 * 8 * 256, 3
 DELTA_RUNS = (128, 16), (256, 32)

@@ -53,15 +53,15 @@ def after_exchange(exchange: Put, launch: Put) -> Put:
     return put
 
 
-SIDE_STREAMS = 3  # as many as a tail is followed by small updates
+SIDE_STREAMS = 3  # the most small updates that follow a tail
 
 
 class ShardStreams:
     """The streams of a step: one for each shard, and side streams for launches that nothing in the step waits for.
 
-    Of side streams the first has launches that run beside those that follow them, one after another.  Those that leave
-    room to these first run beside each other as well, on all side streams in turn: behind a launch that fills the card
-    each would take longer than by itself.
+    The first side stream runs its launches one after another.  Launches that are put ``after_others`` take all side
+    streams in turn and run beside each other as well: each of them is slow beside a launch that fills the card, and one
+    after another they would end behind it.
 
     What ranks exchange has two further streams, on each of which pieces follow one another: one piece's parameters are
     in flight to other ranks while sums of the next one come from them.
