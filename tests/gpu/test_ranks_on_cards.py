@@ -14,18 +14,20 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from launched import Done, run
-from train_on_cards import CASES, PARTS
+from train_on_cards import CASES, ENDLESS, PARTS
 
 import mlpgpu
 from mlpgpu.backends.cuda.runtime import Device, count_devices
 
 SCRIPT = Path(__file__).with_name("train_on_cards.py")
 SECONDS = 300.0  # kernels are compiled meanwhile
+KILLED_SECONDS = 10.0  # in which all others end once a rank is killed
 ENDING_SECONDS = 120.0  # that a run takes whose rank 1 is killed or stopped after some seconds
 
 # Each process has a card; tests of this file take turns, and no other test may run beside them.
@@ -59,7 +61,7 @@ def left(folder: Path, ranks: int) -> list[Any]:
     return [pickle.loads((folder / f"rank{rank}of{ranks}.pickle").read_bytes()) for rank in range(ranks)]
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case != "endless"])
+@pytest.mark.parametrize("case", CASES)
 def test_two_cards_have_the_bits_of_one(case: str, cards: int, tmp_path: Path) -> None:
     """Parameters, losses and validations of every rank, to the bit."""
     for ranks in (1, 2, *([4] if cards >= 4 else ())):
@@ -116,16 +118,20 @@ def test_a_run_of_two_cards_goes_on_on_one(case: str, cards: int, tmp_path: Path
     assert ends[0] == ends[1] == ends[2]
 
 
-def test_a_rank_that_hangs_is_left_after_the_time_limit(cards: int, tmp_path: Path) -> None:
-    done = start(tmp_path, "endless", 2, "stopped", seconds=ENDING_SECONDS, MLPGPU_RANKS_TIMEOUT="10")
+@pytest.mark.parametrize("case", ENDLESS)
+def test_a_rank_that_hangs_is_left_after_the_time_limit(case: str, cards: int, tmp_path: Path) -> None:
+    done = start(tmp_path, case, 2, "stopped", seconds=ENDING_SECONDS, MLPGPU_RANKS_TIMEOUT="10")
     assert done.code != 0
     assert "RankError" in done.errors and "within 10 s" in done.errors, done.errors
 
 
-def test_a_rank_that_is_killed_ends_the_other(cards: int, tmp_path: Path) -> None:
-    done = start(tmp_path, "endless", 2, "killed", seconds=ENDING_SECONDS)
+@pytest.mark.parametrize("case", ENDLESS)
+def test_a_rank_that_is_killed_ends_the_other(case: str, cards: int, tmp_path: Path) -> None:
+    done = start(tmp_path, case, 2, "killed", seconds=ENDING_SECONDS)
+    since = time.time() - (tmp_path / "ended").stat().st_mtime
     assert done.code != 0
     assert "rank 1 was killed or crashed" in done.errors or "rank 1" in done.errors, done.errors
+    assert since < KILLED_SECONDS, since
 
 
 def test_more_ranks_than_cards_are_refused(cards: int, tmp_path: Path) -> None:

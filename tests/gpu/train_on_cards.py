@@ -101,7 +101,6 @@ CASES = {
         room=0.8,
         sorts=True,
     ),
-    "endless": Case(SMALL, {"streams": 2}, rows=4000, epochs=1_000_000),
 }
 
 DEEP = [mg.Dense(256, 512, "tanh"), mg.Dropout(0.2), mg.Dense(512, 500, "gelu"), mg.Dense(500, 300, "relu")]
@@ -133,6 +132,12 @@ PARTS = {
     ),
 }
 
+# Runs that end with a rank that is killed or stopped.
+ENDLESS = {
+    "endless": Case(SMALL, {"streams": 2}, rows=4000, epochs=1_000_000),
+    "endless, tall": Case(TALL, {"parts": 2}, rows=1000, batch_size=128, epochs=1_000_000),
+}
+
 
 def data_of(case: Case) -> tuple[np.ndarray, np.ndarray]:
     draw, last = np.random.default_rng(1), case.layers[-1]
@@ -157,17 +162,23 @@ def check_partitioned(trainer: mg.Trainer) -> None:
     assert fed.is_partitioned and fed._takes and fed.pieces > 2, (fed.is_partitioned, fed.pieces)
 
 
+def end_here(folder: Path, how: signal.Signals) -> None:
+    """Leave a file, whose time tells when, and send this process the signal."""
+    (folder / "ended").touch()
+    os.kill(os.getpid(), how)
+
+
 def main(folder: Path, name: str, *, ends: str = "") -> None:
     """Run a case.  ``ends``: what becomes of rank 1 after some seconds, ``"killed"`` or ``"stopped"``.
 
     ``"whole"`` has one process train a network whole that others have in parts, and ``"auto"`` leaves it to ranks to
     choose parts.
     """
-    case, me = {**CASES, **PARTS}[name], mg.rank()
+    case, me = {**CASES, **PARTS, **ENDLESS}[name], mg.rank()
     parallel = "tensor" if "parts" in case.options else "data"
     if ends in ("killed", "stopped") and me == 1:
         how = signal.SIGKILL if ends == "killed" else signal.SIGSTOP
-        threading.Timer(20.0, os.kill, (os.getpid(), how)).start()  # kernels are compiled before that
+        threading.Timer(20.0, end_here, (folder, how)).start()  # kernels are compiled before that
     if case.sorts:
         thresholds.SORT_LEAST_ROWS = 1
     saved = folder / "run.h5"
