@@ -69,7 +69,7 @@ NETWORKS: dict[str, tuple[list[Layer], dict[str, Any], dict[str, int]]] = {
     "one pass over each weight": (
         [mg.Dense(21, 66, "relu"), mg.Dropout(0.3), mg.Dense(66, 60, "relu"), mg.Dense(60, 34)],
         {"loss": "mean_squared_error", "optimizer": mg.Adam(0.01)},
-        {"WHOLE_BATCH_LEAST_WEIGHTS": 1, "NARROW_TILES_ARE_USED": False},
+        {"WHOLE_BATCH_LEAST_WEIGHTS": 1, "WHOLE_BATCH_LEAST_WEIGHTS_OF_MORE": 1, "NARROW_TILES_ARE_USED": False},
     ),
     "split along k": (
         [mg.Dense(6000, 9, "relu"), mg.Dense(9, 2)],

@@ -929,10 +929,23 @@ def check_passes(case: str, host: HostProgram, kind: str) -> None:
     assert sum(name.startswith(f"dense_backward_{kind}") for name in made) == moved
 
 
+@pytest.mark.parametrize(("rows", "least"), [(1, 1024), (16, 1024), (17, 16_384), (32, 16_384)])
+@pytest.mark.parametrize("shape", [(32, 33), (31, 33), (256, 48), (256, 64), (400, 41)])
+def test_from_how_many_weights_on_blocks_keep_the_whole_batch(shape: tuple[int, int], rows: int, least: int) -> None:
+    """A layer behind one that leaves the step launch by launch."""
+    k, n = shape
+    layers = [Dense(5000, 2048, "relu"), Dense(2048, k, "relu"), Dense(k, n, "relu"), Dense(n, 10)]
+    shard = lowered(make_plan(layers, capacity=rows), arch="sm_90a").shards[0]
+    of_layer = names([launch for launch in shard if (launch.values.get("k"), launch.values.get("n")) == shape])
+    for products in ("dense_forward", "dense_backward"):
+        assert any(name.startswith(f"{products}_whole_batch") for name in of_layer) == (k * n >= least), of_layer
+
+
 @pytest.mark.parametrize("by_order", [True, False])
 @pytest.mark.parametrize("case", FEW_ROWS)
 def test_an_epoch_that_keeps_the_whole_batch(case: str, by_order: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thresholds, "WHOLE_BATCH_LEAST_WEIGHTS", 1)
+    for name in ("WHOLE_BATCH_LEAST_WEIGHTS", "WHOLE_BATCH_LEAST_WEIGHTS_OF_MORE"):
+        monkeypatch.setattr(thresholds, name, 1)
     monkeypatch.setattr(thresholds, "ROW_STEP_IS_USED", False)
     layers, options = FEW_ROWS[case]
     epoch = Epoch(layers, options, precision="float32-ieee", as_bytes=not by_order)

@@ -590,13 +590,19 @@ def whole_batch_components(k: int, n: int, work: Work) -> int | None:
     is_ordered = work.is_training and work.reduction == "ordered" and kernels.architecture(work.setting.arch) >= 80
     is_short = k <= thresholds.CUT_MOST_K and n > kernels.HEAD_MOST_N and not work.has_tail
     is_whole = not is_cut(k, n) or (is_short and work.rows <= thresholds.CUT_ROWS)
-    is_large = n > kernels.SMALL_N_COLUMNS and k * n >= thresholds.WHOLE_BATCH_LEAST_WEIGHTS and is_whole
+    is_large = n > kernels.SMALL_N_COLUMNS and k * n >= _least_whole_batch(work) and is_whole
     if not (thresholds.WHOLE_BATCH_IS_USED and is_ordered and is_large) or (k, n) in (work.tensor_shapes or ()):
         return None
     components = _components(work)
     if components and _is_one_pass_on_tensor_cores(k * n, work):
         return components
     return 0 if work.rows <= kernels.WHOLE_BATCHES[-1] and not _is_more_arithmetic(k * n, work) else None
+
+
+def _least_whole_batch(work: Work) -> int:
+    """Weights of the smallest layer whose products are passes over W."""
+    is_few = work.rows <= thresholds.WHOLE_BATCH_FEW_ROWS
+    return thresholds.WHOLE_BATCH_LEAST_WEIGHTS if is_few else thresholds.WHOLE_BATCH_LEAST_WEIGHTS_OF_MORE
 
 
 def _is_one_pass_on_tensor_cores(weights: int, work: Work) -> bool:
@@ -700,7 +706,7 @@ def _gemm_path(k: int, n: int, work: Work, *, ends_with_loss: bool) -> DensePath
 def _forward(k: int, n: int, work: Work) -> Forward:
     card = work.setting
     if keeps_whole_batch(k, n, work):
-        weights = f"{k * n:,} weights ≥ {thresholds.WHOLE_BATCH_LEAST_WEIGHTS:,}"
+        weights = f"{k * n:,} weights ≥ {_least_whole_batch(work):,}"
         if components := whole_batch_components(k, n, work):
             most_rows = _most_rows_of_one_pass(work)
             why = f"rows: {work.rows} ≤ {most_rows}, {k * n:,} weights: on tensor cores blocks pass over W once"
