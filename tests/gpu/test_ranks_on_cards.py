@@ -20,12 +20,15 @@ from typing import Any
 
 import pytest
 from launched import Done, run
+from left_runs import check_same, left_by
 from train_on_cards import CASES, ENDLESS, PARTS
 
 import mlpgpu
 from mlpgpu.backends.cuda.runtime import Device, count_devices
 
 SCRIPT = Path(__file__).with_name("train_on_cards.py")
+RANDOM_SCRIPT = Path(__file__).parents[1] / "ranks" / "train_together.py"
+RANDOM_RUNS, RANDOM_SECONDS = 30, 900.0  # each has kernels to compile
 SECONDS = 300.0  # kernels are compiled meanwhile
 KILLED_SECONDS = 10.0  # in which all others end once a rank is killed
 ENDING_SECONDS = 120.0  # that a run takes whose rank 1 is killed or stopped after some seconds
@@ -50,10 +53,13 @@ def start(folder: Path, case: str, ranks: int, *others: str, seconds: float = SE
     """Run a case on so many ranks."""
     folder.mkdir(exist_ok=True)
     launcher = ["-m", "mlpgpu", "launch", "-n", str(ranks)] if ranks > 1 else []
-    paths = os.pathsep.join([str(SCRIPT.parents[2]), *filter(None, sys.path)])
-    # Multicast over NVLink is for NCCL's own sums, of which there are none here.
-    given = {"PYTHONPATH": paths, "NCCL_NVLS_ENABLE": "0", **variables}
+    given = {**environment(), **variables}
     return run([sys.executable, *launcher, str(SCRIPT), str(folder), case, *others], seconds=seconds, **given)
+
+
+def environment() -> dict[str, str]:
+    """Variables of ranks on cards: multicast over NVLink is for NCCL's own sums, of which there are none here."""
+    return {"PYTHONPATH": os.pathsep.join([str(SCRIPT.parents[2]), *filter(None, sys.path)]), "NCCL_NVLS_ENABLE": "0"}
 
 
 def left(folder: Path, ranks: int) -> list[Any]:
@@ -69,6 +75,20 @@ def test_two_cards_have_the_bits_of_one(case: str, cards: int, tmp_path: Path) -
         assert done.code == 0, done.output + done.errors
         (expected,) = left(tmp_path, 1)
         assert all(got == expected for got in left(tmp_path, ranks)), ranks
+
+
+@pytest.mark.parametrize("option", ["--data", "--tensor"])
+def test_two_cards_end_random_runs_with_the_bits_of_one(option: str, cards: int, tmp_path: Path) -> None:
+    """Of random plans, data and callbacks: files, history, states, what the callbacks set, on each."""
+    found = []
+    for ranks in (1, 2):
+        folder = tmp_path / str(ranks)
+        launcher = ["-m", "mlpgpu", "launch", "-n", str(ranks)] if ranks > 1 else []
+        command = [sys.executable, *launcher, str(RANDOM_SCRIPT), str(folder), "0", str(RANDOM_RUNS), "--cuda", option]
+        done = run(command, seconds=RANDOM_SECONDS, **environment())
+        assert done.code == 0, done.output + done.errors
+        found.append(left_by(folder, ranks, RANDOM_RUNS))
+    check_same(*found, (None,))
 
 
 @pytest.mark.parametrize("case", PARTS)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import pickle
 import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 import pytest
 from launched import mpirun, run, run_ranks
+from left_runs import check_same, left_by
 
 SCRIPT = Path(__file__).with_name("train_together.py")
 RUNS = 30
@@ -22,10 +21,7 @@ def train(folder: Path, ranks: int, *options: str) -> list[list[Any]]:
     command = [sys.executable, str(SCRIPT), str(folder), "0", str(RUNS), *options]
     done = run([*mpirun(), "-n", str(ranks), *command] if ranks > 1 else command, seconds=200)
     assert done.code == 0, done.errors
-    return [
-        [pickle.loads((folder / str(seed) / f"rank{rank}.pickle").read_bytes()) for rank in range(ranks)]
-        for seed in range(RUNS)
-    ]
+    return left_by(folder, ranks, RUNS)
 
 
 OPTIONS = {"data": (), "tensor": ("--tensor",), "auto": ("--auto",)}
@@ -46,17 +42,6 @@ def test_any_number_of_ranks_ends_with_the_same_bits(
     """Of random plans, data and callbacks: files, history, states, what the callbacks set, on every rank."""
     split, left = alone
     check_same(left, train(tmp_path, ranks, *OPTIONS[split]), ("one", "data") if split == "auto" else (None,))
-
-
-def check_same(left: list[list[Any]], found: list[list[Any]], chosen: Sequence[str | None]) -> None:
-    """Ranks left what one did; what was chosen is in the file, and changes nothing else there."""
-    for seed, ((expected,), got) in enumerate(zip(left, found, strict=True)):
-        assert [rank for rank, of_rank in enumerate(got) if of_rank[1] != expected[1]] == [], seed
-        assert got[0][0].pop("chosen") in chosen, seed
-        assert expected[0].pop("chosen", None) is None
-        different = [name for name in expected[0] if got[0][0].get(name) != expected[0][name]]
-        assert different == [], seed
-        assert got[0][0].keys() == expected[0].keys()
 
 
 @pytest.mark.xdist_group("ranks")

@@ -3,7 +3,7 @@
 ``python train_together.py FOLDER FIRST LAST``, by itself or under mpirun.  With ``--slowly`` steps take some
 milliseconds, so that somebody may kill a rank meanwhile: the run goes on from the checkpoints that it finds.  With
 ``--tensor`` ranks have parts of networks of more layers, otherwise shards of the batches; with ``--parts N`` they have
-N parts, which ``"auto"`` chooses where there are several ranks.
+N parts, which ``"auto"`` chooses where there are several ranks.  With ``--cuda`` each rank has a card.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class DataRun(RandomRun):
         s = self.settings
         options = {name: s[name] for name in ("batch_size", "streams", "precision", "parallel")}
         network = mg.Network(s["layers"], seed=self.seed)
-        return mg.Trainer(network, s["loss"], s["optimizer"], backend="cpu", **options)
+        return mg.Trainer(network, s["loss"], s["optimizer"], backend=self.backend, **options)
 
 
 class TensorRun(RandomRun):
@@ -65,7 +65,7 @@ class TensorRun(RandomRun):
         s = self.settings
         options = {name: s[name] for name in ("batch_size", "precision", "parts", "parallel")}
         network = mg.Network(s["layers"], seed=self.seed)
-        return mg.Trainer(network, s["loss"], s["optimizer"], backend="cpu", **options)
+        return mg.Trainer(network, s["loss"], s["optimizer"], backend=self.backend, **options)
 
 
 def layers_of_seed(seed: int, n_in: int, n_out: int) -> list[mg.Layer]:
@@ -90,14 +90,14 @@ def layers_of_seed(seed: int, n_in: int, n_out: int) -> list[mg.Layer]:
     return [*layers, mg.Dense(width, 16, "tanh"), mg.Dense(16, n_out)]
 
 
-def run_of_seed(seed: int, *, is_tensor: bool, parts: int | None, parallel: str) -> RandomRun:
+def run_of_seed(seed: int, backend: str, *, is_tensor: bool, parts: int | None, parallel: str) -> RandomRun:
     """The random run of a seed, with shards or parts of its own, or so many parts, and with a checkpoint."""
-    settings = run_with_checkpoint(seed, "cpu").settings
+    settings = run_with_checkpoint(seed, backend).settings
     if not is_tensor:
-        run: RandomRun = DataRun(seed)
+        run: RandomRun = DataRun(seed, backend)
         run.settings.update(settings, streams=STREAMS[seed % len(STREAMS)], parallel=parallel)
         return run
-    run = TensorRun(seed)
+    run = TensorRun(seed, backend)
     data = settings["data"]
     layers = layers_of_seed(seed, data.n_in, settings["layers"][-1].n_out)
     bias = f"{len(layers) - 1}.bias"
@@ -112,10 +112,13 @@ def run_of_seed(seed: int, *, is_tensor: bool, parts: int | None, parallel: str)
     return run
 
 
-def train(folder: Path, seed: int, *, is_slow: bool, is_tensor: bool, is_auto: bool, parts: int | None = None) -> None:
+def train(
+    folder: Path, seed: int, backend: str, *, is_slow: bool, is_tensor: bool, is_auto: bool, parts: int | None = None
+) -> None:
     """Train the run of a seed and write down what it leaves, and what every rank has of it."""
     parallel = "auto" if is_auto else "data"
-    run, own = run_of_seed(seed, is_tensor=is_tensor, parts=parts, parallel=parallel), folder / str(seed)
+    run = run_of_seed(seed, backend, is_tensor=is_tensor, parts=parts, parallel=parallel)
+    own = folder / str(seed)
     if parts is not None:
         costs.choose_way = lambda *seconds: "tensor"
     construction.is_one_exchange_faster = lambda plan: seed % 2 == 0  # both ways, whose bits are the same
@@ -138,6 +141,7 @@ if __name__ == "__main__":
         train(
             Path(sys.argv[1]),
             number,
+            "cuda" if "--cuda" in sys.argv else "cpu",
             is_slow="--slowly" in sys.argv,
             is_tensor="--tensor" in sys.argv or "--parts" in sys.argv,
             is_auto="--auto" in sys.argv,
