@@ -601,7 +601,7 @@ def whole_batch_components(k: int, n: int, work: Work) -> int | None:
 
 def _least_whole_batch(work: Work) -> int:
     """Weights of the smallest layer whose products are passes over W."""
-    is_few = work.rows <= thresholds.WHOLE_BATCH_FEW_ROWS
+    is_few = work.rows < thresholds.NARROW_LEAST_ROWS
     return thresholds.WHOLE_BATCH_LEAST_WEIGHTS if is_few else thresholds.WHOLE_BATCH_LEAST_WEIGHTS_OF_MORE
 
 

@@ -449,10 +449,10 @@ WHOLE_BATCH_WIDE_SPLIT_ROWS, WHOLE_BATCH_WIDE_SPLIT_SLICES = 8, 12
 OUTER_PRODUCTS_ARE_USED = True
 OUTER_PRODUCTS_ROWS = 2
 
-# Smaller weights stay with kernels of tiles: of so few rows, and of more.  An H200, µs a step, with 2^14 for both and
-# with 2^10: 6895-256-48-192-384-155 at 9 rows in bfloat16 72.8, 59.1; 7000-2048-64-64-100-155 at 2 in float32 137.2,
-# 119.3; 2048-1024-64-100-192-10 at 9 in bfloat16 58.2, 48.0; but 7000-2048-32-100-60 at 32 in bfloat16 177.2, 183.4.
-WHOLE_BATCH_FEW_ROWS = 16
+# Smaller weights stay with kernels of tiles: of fewer than NARROW_LEAST_ROWS rows, and of more.  An H200, µs a step,
+# with 2^14 for both and with 2^10: 6895-256-48-192-384-155 at 9 rows in bfloat16 72.8, 59.1; 7000-2048-64-64-100-155 at
+# 2 in float32 137.2, 119.3; 2048-1024-64-100-192-10 at 9 in bfloat16 58.2, 48.0; but 7000-2048-32-100-60 at 32 in
+# bfloat16 177.2, 183.4.
 WHOLE_BATCH_LEAST_WEIGHTS = 1 << 10
 WHOLE_BATCH_LEAST_WEIGHTS_OF_MORE = 1 << 14
 
