@@ -1033,6 +1033,7 @@ def check_on_tensor_cores(
     """A full batch and one of two rows, every product on tensor cores; the rounding of all adds to each number."""
     for name in LEAST:
         monkeypatch.setattr(thresholds, name, 1)
+    monkeypatch.setattr(thresholds, "WHOLE_BATCH_IS_USED", False)
     monkeypatch.setattr(thresholds, "MOST_UNSCALED_WEIGHTS", 0 if operand_format.scaled else 1 << 62)
     is_of_steps = operand_format == kernels.BFLOAT16_TRIPLE  # of one shard on sm_90a; evaluations have another one
     if is_of_steps:

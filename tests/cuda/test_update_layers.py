@@ -305,7 +305,8 @@ def test_a_layer_whose_rows_are_written_before_the_launch_is_left_out(
         assert set(together.ops) == moved and (second in found) == (second.op not in moved)
 
 
-def test_what_a_stack_leaves_is_not_moved_beside_other_layers() -> None:
+def test_what_a_stack_leaves_is_not_moved_beside_other_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thresholds, "WHOLE_BATCH_IS_USED", False)  # such passes move each layer by itself
     layers = [Dense(48, 84, "relu"), LocallyConnected(84, 9, "relu"), LocallyConnected(76, 9, "relu"),
               Dense(68, 30, "relu"), Dense(30, 20)]  # fmt: skip
     plan = plan_of(layers, capacity=8)
