@@ -195,10 +195,13 @@ def draw(points: list[Line], path: Path) -> None:
         panel.set(xscale="log", yscale="log", xlabel="widest hidden layer", title=f"{precision} on {backend}")
         panel.set_xscale("log", base=2)
         panel.set_yscale("log", base=2)
+        for axis in (panel.xaxis, panel.yaxis):
+            axis.set_major_formatter("{x:,.0f}")
         axes.append(panel)
     axes[0].set_ylabel("batch")
     bar = figure.colorbar(dots, ax=axes, ticks=[1 / 3, 0.5, 0.7, 1, 1.4, 2, 3], extend="both")
     bar.ax.set_yticklabels(["0.33", "0.5", "0.7", "1", "1.4", "2", "3"])
+    bar.minorticks_off()  # whose labels would be powers of ten
     bar.set_label("time of the fastest peer / mlpgpu's")
     below = figure.add_subplot(grid[1, :])
     low = min(0.5, *(line["ratio"] for line in points)) if len(points) > 1 else 0.3
@@ -207,4 +210,7 @@ def draw(points: list[Line], path: Path) -> None:
     below.hist([line["ratio"] for line in points], bins=bins, color="#d1495b")
     below.axvline(1.0, color="black", linewidth=1)
     below.set(xscale="log", xlabel="time of the fastest peer / mlpgpu's", ylabel="points")
+    ticks = [ratio for ratio in (0.1, 0.2, 0.5, 0.7, 1, 1.4, 2, 3, 5, 8, 15, 30) if low <= ratio <= high]
+    below.set_xticks(ticks, [f"{ratio:g}" for ratio in ticks])
+    below.minorticks_off()
     figure.savefig(path, dpi=120)
