@@ -3,18 +3,23 @@
 ``python train_together.py FOLDER FIRST LAST``, by itself or under mpirun.  With ``--slowly`` steps take some
 milliseconds, so that somebody may kill a rank meanwhile: the run goes on from the checkpoints that it finds.  With
 ``--tensor`` ranks have parts of networks of more layers, otherwise shards of the batches; with ``--parts N`` they have
-N parts, which ``"auto"`` chooses where there are several ranks.  With ``--cuda`` each rank has a card.
+N parts, which ``"auto"`` chooses where there are several ranks.  With ``--cuda`` each rank has a card, and every second
+run has layers and batches of up to thousands, in any precision.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import random
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "fuzz")]
 
@@ -26,11 +31,14 @@ from mlpgpu.plan import construction, costs, plan, sharding, tensor_split
 
 STREAMS = 1, 2, 3, 4, 7, 8
 PARTS = 4, 5, 7
-
-sharding.LEAST_BLOCK = 8  # elements, so that each rank moves some of these small networks
-plan.NORM_BLOCK = 16  # elements, so that a part has several blocks
-tensor_split.LEAST_WEIGHTS = 20  # so that small layers are split, but for the smallest
-plan.LEAST_SLICED = 100  # numbers, so that some sums are made by slices
+CARD_PRECISIONS = "float32", "float32-ieee", "tf32", "bfloat16"
+SMALLEST = {
+    (sharding, "LEAST_BLOCK"): 8,  # elements, so that each rank moves some of these small networks
+    (plan, "NORM_BLOCK"): 16,  # elements, so that a part has several blocks
+    (tensor_split, "LEAST_WEIGHTS"): 20,  # so that small layers are split, but for the smallest
+    (plan, "LEAST_SLICED"): 100,  # numbers, so that some sums are made by slices
+}
+USUAL = {(module, name): getattr(module, name) for module, name in SMALLEST}
 
 
 class Slowly(mg.Callback):
@@ -90,16 +98,46 @@ def layers_of_seed(seed: int, n_in: int, n_out: int) -> list[mg.Layer]:
     return [*layers, mg.Dense(width, 16, "tanh"), mg.Dense(16, n_out)]
 
 
+def between(chance: random.Random, least: int, most: int) -> int:
+    """A number whose logarithm is drawn evenly."""
+    return round(math.exp(chance.uniform(math.log(least), math.log(most))))
+
+
+def widen(settings: dict[str, Any], seed: int) -> None:
+    """Give a run the rows and the widths for which cards have their kernels of large products."""
+    chance, draw = random.Random(f"wide {seed}"), np.random.default_rng(seed)
+    widths = [between(chance, 8, 1500), *(between(chance, 130, 1500) for _ in range(chance.randint(1, 4)))]
+    n_out, batch = chance.randint(2, 64), between(chance, 16, 2048)
+    layers: list[mg.Layer] = [mg.Standardize(widths[0])] if chance.random() < 0.3 else []
+    for n_in, width in pairwise(widths):
+        init = chance.choice([None, None, "he_normal"])
+        activation: Any = chance.choice(["tanh", "gelu", "relu"])
+        layers.append(mg.Dense(n_in, width, activation, bias=chance.random() < 0.9, init=init))
+        layers += [mg.Dropout(0.2)] if chance.random() < 0.3 else []
+    layers.append(mg.Dense(widths[-1], n_out))
+    rows = chance.randint(2 * batch, 4 * batch)
+    x, is_classifier = draw.standard_normal((rows, widths[0])), settings["loss"] == "softmax_cross_entropy"
+    y = draw.integers(0, n_out, rows) if is_classifier else draw.standard_normal((rows, n_out))
+    settings.update(layers=layers, data=mg.Dataset(x, y), batch_size=batch, bias=f"{len(layers) - 1}.bias")
+
+
 def run_of_seed(seed: int, backend: str, *, is_tensor: bool, parts: int | None, parallel: str) -> RandomRun:
     """The random run of a seed, with shards or parts of its own, or so many parts, and with a checkpoint."""
     settings = run_with_checkpoint(seed, backend).settings
+    is_wide = backend == "cuda" and seed % 2 == 1
+    for (module, name), value in (USUAL if is_wide else SMALLEST).items():
+        setattr(module, name, value)
+    if backend == "cuda":
+        settings["precision"] = random.Random(f"precision {seed}").choice(CARD_PRECISIONS)
+    if is_wide:
+        widen(settings, seed)
     if not is_tensor:
         run: RandomRun = DataRun(seed, backend)
         run.settings.update(settings, streams=STREAMS[seed % len(STREAMS)], parallel=parallel)
         return run
     run = TensorRun(seed, backend)
     data = settings["data"]
-    layers = layers_of_seed(seed, data.n_in, settings["layers"][-1].n_out)
+    layers = settings["layers"] if is_wide else layers_of_seed(seed, data.n_in, settings["layers"][-1].n_out)
     bias = f"{len(layers) - 1}.bias"
     is_chosen = parts is not None and mg.ranks() > 1
     run.settings.update(
