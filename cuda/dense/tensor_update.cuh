@@ -1,4 +1,5 @@
-// The gradient of a dense layer on tensor cores and the optimizer's step in one kernel, like dense/update.cuh.
+// The gradient of a dense layer on tensor cores and the optimizer's step in one kernel, like dense/update.cuh; or that step
+// alone, behind a product that has stored the gradient.
 #pragma once
 
 #include "common/dependent_launch.cuh"
@@ -131,6 +132,29 @@ __device__ __forceinline__ void tensor_backward_update(const Step* step, int sha
     }
     multiply_backward_weight<Product>(step, shard, shards, x_components, x_stride, dz_components, dz_stride, x_column_scales, w_row_scales,
                                       dz_column_scales, x, dz, prefetch, k, n, end);
+}
+
+template <bool ALIGNED, class End>
+__device__ __forceinline__ void move_quads(const End& end, const float* gradient, int k, int n) {
+    const int quads = ceil_div(n, 4);
+    const int64_t count = static_cast<int64_t>(k) * quads, stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
+    for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < count; i += stride) {
+        const int row = static_cast<int>(i / quads), column = 4 * static_cast<int>(i % quads);
+        const float4 sum = load_row<ALIGNED>(gradient + static_cast<int64_t>(row) * n, n, column);
+        end.template write<ALIGNED>(row, column, sum, end.template read<ALIGNED>(row, column));
+    }
+}
+
+// Updates a weight (k, n) along the sum of its gradient and the one received, and writes its components, as
+// tensor_backward_update does.
+template <class Format, class Rule>
+__device__ __forceinline__ void move_weight(const Step* step, const double* totals, const float* gradient, const float* received,
+                                            float* weight, uint16_t* w_components, float* weight_slots, int64_t size, int k, int n) {
+    UpdateEpilogue<Format, Rule, true> end = {{}, weight, nullptr, w_components, padded_rows(k) * padded_columns(n), weight_slots,
+                                              nullptr, size, nullptr, nullptr, n, step, totals, received};
+    end.begin();
+    if (end.is_aligned() && is_vectored(gradient, n)) move_quads<true>(end, gradient, k, n);
+    else move_quads<false>(end, gradient, k, n);
 }
 
 }  // namespace mlpgpu

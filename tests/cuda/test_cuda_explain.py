@@ -111,7 +111,7 @@ def any_plan(draw: Random) -> Plan:
 # Kernels in the folders of those that multiply, which only add, or make operands ready.
 NO_PRODUCTS = {
     "dense_forward_sum_partials", "split_rows", "split_weights", "split_columns", "mask_words", "local_backward_bias",
-    "local_backward_shared_bias", "update_from_blocks", "images_of_weights", "batch_fragments",
+    "local_backward_shared_bias", "update_from_blocks", "images_of_weights", "batch_fragments", "move_weight",
 }  # fmt: skip
 
 

@@ -198,22 +198,35 @@ def test_ranks_with_a_shard_each_have_all_launches_in_one_stream(name: str, monk
     check(name, 3, 3, monkeypatch, seed=9, mode="drawn")
 
 
+MOVES = (
+    "tensor_backward_update_received",
+    "move_weight",
+)  # how kernels are called that move a weight along two gradients
 MOVED_WHERE_MADE = [name for name in NETWORKS if name.startswith("moved where made")]
 
 
+@pytest.mark.parametrize("in_the_wait", [False, True], ids=["moved by products", "made in the wait"])
 @pytest.mark.parametrize("least", [1, 1 << 20], ids=["others sent first", "weights sent first"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", MOVED_WHERE_MADE)
 def test_two_ranks_move_weights_where_they_make_the_gradient(
-    name: str, mode: str, least: int, monkeypatch: pytest.MonkeyPatch
+    name: str, mode: str, least: int, in_the_wait: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(thresholds, "EXCHANGE_LEAST_ELEMENTS", least)
+    monkeypatch.setattr(thresholds, "IN_THE_WAIT_MOST_ELEMENTS", in_the_wait << 22)
     check(name, 2, 2, monkeypatch, seed=5, mode=mode)
     plan = epoch_of(name, 2, 2).plan
     for rank in range(2):
         lowered = lower(plan, multiprocessors=2, source="float32", arch="sm_80", rank=rank)
         names = [launch.entry.name for launch in lowered.launches()]
-        assert sum("backward_update_received" in each for each in names) >= 1, names
+        received, moves = (
+            [place for place, each in enumerate(names) if kind in each]
+            for kind in ("backward_update_received", "move_weight")
+        )
+        assert received or in_the_wait, names
+        assert len(moves) == in_the_wait
+        if in_the_wait:
+            assert "tensor_backward_weight" in names[moves[0] - 1]
         assert sum("tensor_backward_weight" in each for each in names) >= 1
 
 
@@ -424,22 +437,39 @@ def test_gradients_come_from_the_first_layer_up_behind_all_deltas() -> None:
     assert kinds[0][0] == "partials" and kinds[-1][-1] == "parameters"
 
 
+@pytest.mark.parametrize("in_the_wait", [False, True], ids=["moved by products", "made in the wait"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_sums_fill_the_time_until_the_other_rank_s_weights_come(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loss comes with the first weight's gradient, and what has moved is sent with the first weight that has."""
+def test_sums_fill_the_time_until_the_other_rank_s_weights_come(
+    rank: int, in_the_wait: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss comes first, beside the deltas, and what has moved is sent with the first weight that has.
+
+    Small weights behind the first layer are made and exchanged last, where another gradient fills the time as well.
+    """
     monkeypatch.setattr(thresholds, "EXCHANGE_LEAST_ELEMENTS", 1 << 20)
+    monkeypatch.setattr(thresholds, "IN_THE_WAIT_MOST_ELEMENTS", in_the_wait << 22)
     limited(monkeypatch, "moved where made")
     low = lowered(epoch_of("moved where made", 2, 2), rank, arch="sm_80")
-    launched = [[launch.entry.name for launch in piece.shards[0]] for piece in low.pieces if piece.shards[0]]
-    theirs = [all("backward_weight" in name for name in names) for names in launched]
-    (sums,) = (names for names in launched if any(name.startswith("sum_deltas") for name in names))
-    assert theirs.index(False) == launched.index(sums)  # right behind all weights of the other rank's
-    behind = launched[launched.index(sums) + 1 :]
-    assert all("update_received" in name for names in behind for name in names) and behind
-    loss, *moves = (launch.entry.name for launch in _launches_beside(low))
-    assert loss == "total_error" and {name.partition("_Adam")[0] for name in moves} == {"update"}
     of_losses = [any(each.at.array == "sums" for each in one.received) for one in low.collectives()]
     assert of_losses == [True] + [False] * (len(of_losses) - 1)
+    assert not low.pieces[0].shards[0]
+    launched = [[launch.entry.name for launch in piece.shards[0]] for piece in low.pieces if piece.shards[0]]
+    first = launched[0]
+    deltas = [place for place, name in enumerate(first) if "backward_input" in name]
+    assert deltas and all("backward_weight" in name for name in first[max(deltas) + 1 :])
+    (sums,) = (names for names in launched if any(name.startswith("sum_deltas") for name in names))
+    theirs = launched[: launched.index(sums)]
+    assert all("backward_weight" in names[-1] for names in theirs) and not any("update" in name for name in first)
+    moved = [place for place, names in enumerate(launched) if names[-1].startswith(MOVES)]
+    assert [len(launched[place]) for place in moved] == [1 + in_the_wait, *[1] * (len(moved) - 1)]
+    assert moved[0] == launched.index(sums) + 1
+    behind = launched[moved[-1] + 1 :]
+    assert all("backward_weight" in name for names in behind for name in names) and len(behind) <= in_the_wait
+    loss, *moves = (launch.entry.name for launch in _launches_beside(low))
+    assert loss == "total_error" and {name.partition("_Adam")[0] for name in moves} <= {
+        "update",
+        "split_weights_bfloat16",
+    }
     gathered = [one for one in low.collectives() if one.kind == "operands"]
     of_biases = [any(each.at.array == "parameters" for each in one.sent) for one in gathered]
     assert of_biases == [True] + [False] * (len(gathered) - 1)

@@ -323,6 +323,18 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "static_cast<int64_t>(row / of_batch) * (batch_rows - 1) + row % of_batch",
         kernels.take_partition(1),
     ),
+    "step of a stored gradient along the other one twice": (
+        "dense/tensor_update.cuh",
+        "move_quads<true>(end, gradient, k, n);",
+        "move_quads<true>(end, received, k, n);",
+        kernels.move_weight("Momentum", kernels.BFLOAT16),
+    ),
+    "last quads of a weight not moved": (
+        "dense/tensor_update.cuh",
+        "const int quads = ceil_div(n, 4);",
+        "const int quads = n / 4;",
+        kernels.move_weight("Momentum", kernels.BFLOAT16_PAIR),
+    ),
     "last words of a message left out": (
         "primitives/send_messages.cuh",
         "if (i + j * stride < count) target",

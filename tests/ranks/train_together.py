@@ -27,17 +27,20 @@ from killed_runs import latest, run_with_checkpoint
 from random_runs import CHECKPOINTS, RandomRun, outcome
 
 import mlpgpu as mg
+from mlpgpu.backends.cuda.select import thresholds
 from mlpgpu.plan import construction, costs, plan, sharding, tensor_split
 
 STREAMS = 1, 2, 3, 4, 7, 8
+WIDE_STREAMS = 2, 2, 4, 2, 2, 3, 2  # of wide runs; on two cards two shards have launches that no others have
 PARTS = 4, 5, 7
-CARD_PRECISIONS = "float32", "float32-ieee", "tf32", "bfloat16"
+CARD_PRECISIONS = "float32", "float32", "float32-ieee", "tf32", "tf32", "bfloat16", "bfloat16", "bfloat16"
 SMALLEST = {
     (sharding, "LEAST_BLOCK"): 8,  # elements, so that each rank moves some of these small networks
     (plan, "NORM_BLOCK"): 16,  # elements, so that a part has several blocks
     (tensor_split, "LEAST_WEIGHTS"): 20,  # so that small layers are split, but for the smallest
     (plan, "LEAST_SLICED"): 100,  # numbers, so that some sums are made by slices
 }
+thresholds.MOVED_LEAST_ELEMENTS = 1 << 12  # so that most weights of wide runs are moved where they are made
 USUAL = {(module, name): getattr(module, name) for module, name in SMALLEST}
 
 
@@ -106,8 +109,9 @@ def between(chance: random.Random, least: int, most: int) -> int:
 def widen(settings: dict[str, Any], seed: int) -> None:
     """Give a run the rows and the widths for which cards have their kernels of large products."""
     chance, draw = random.Random(f"wide {seed}"), np.random.default_rng(seed)
-    widths = [between(chance, 8, 1500), *(between(chance, 130, 1500) for _ in range(chance.randint(1, 4)))]
-    n_out, batch = chance.randint(2, 64), between(chance, 16, 2048)
+    widths = [between(chance, chance.choice([8, 130]), 1500)]
+    widths += [between(chance, 130, 1500) for _ in range(chance.randint(1, 5))]
+    n_out, batch = chance.randint(2, 64), between(chance, 32, 2048)
     layers: list[mg.Layer] = [mg.Standardize(widths[0])] if chance.random() < 0.3 else []
     for n_in, width in pairwise(widths):
         init = chance.choice([None, None, "he_normal"])
@@ -133,7 +137,8 @@ def run_of_seed(seed: int, backend: str, *, is_tensor: bool, parts: int | None, 
         widen(settings, seed)
     if not is_tensor:
         run: RandomRun = DataRun(seed, backend)
-        run.settings.update(settings, streams=STREAMS[seed % len(STREAMS)], parallel=parallel)
+        streams = WIDE_STREAMS[seed // 2 % len(WIDE_STREAMS)] if is_wide else STREAMS[seed % len(STREAMS)]
+        run.settings.update(settings, streams=streams, parallel=parallel)
         return run
     run = TensorRun(seed, backend)
     data = settings["data"]

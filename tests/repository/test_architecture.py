@@ -143,7 +143,7 @@ INNER_LEVELS = {
         *("thresholds", "setting", "counted", "tiles", "dense", "operands", "loss", "local_stack", "updates", "stages"),
         *("ranks", "data", "inference", "persistent", "row_step", "select", "network", "__init__"),
     ),
-    "backends/cuda/lower": ("groups", "fuse", "emit", "overlap", "lowering", "__init__"),
+    "backends/cuda/lower": ("groups", "cut", "fuse", "emit", "overlap", "lowering", "__init__"),
     "backends/cuda/lower/emit": (
         *("shard", "operands", "rows", "whole_batch", "simt", "gemm", "parts", "fused", "row_step", "input_layer"),
         *("tensor_row_step", "update_layers", "local", "finish", "exchange", "emit", "pieces", "__init__"),

@@ -799,6 +799,37 @@ def tensor_backward_updates(
     yield args, outputs, constants
 
 
+def move_weight(rule: str, operand_format: kernels.OperandFormat, k: int, n: int, *, split: bool = True) -> Case:
+    """Along a gradient and the other shard's; where it is not ``split`` no operands of the weight are made."""
+    gradient, received = normal(2, k, n)
+    total = expect(wide(gradient) + received, EPS32 * (abs(wide(gradient)) + abs(received)))
+    moved, outputs, constants = stepped(rule, {"weight": total}, ceil_div(k * n, 4) * 4)
+    args = {name: value for name, value in moved.items() if not name.startswith("bias")}
+    components = blank_components(operand_format, k, n) if split else None
+    if components is not None:
+        after = component_output(outputs["weight"].value, outputs["weight"].bound, k, components)
+        written = np.zeros(components.shape, bool)
+        written[:, :k, : 4 * ceil_div(n, 4)] = True
+        outputs["w_components"] = replace(after, written=written)
+    args |= {
+        "step": whole(1).args["step"], "gradient": gradient, "received": received, "w_components": components, "k": k,
+        "n": n,
+    }  # fmt: skip
+    entry = kernels.move_weight(rule, operand_format)
+    return Case(f"{k}x{n}" + "-alone" * (not split), entry, (2,), args, outputs, constants=constants)
+
+
+def move_weight_cases() -> Iterator[Case]:
+    for operand_format in OPERAND_FORMATS:
+        if operand_format.scaled:
+            continue
+        for rule in kernels.RULES:
+            yield move_weight(rule, operand_format, 3, 5)
+        for k, n in ((1, 1), (67, 69), (65, 72), (40, 128)):
+            yield move_weight("Momentum", operand_format, k, n)
+        yield move_weight("Adam", operand_format, 33, 68, split=False)
+
+
 def hard(rows: int, n: int) -> np.ndarray:
     """Numbers whose row_scales components do not hold: all sizes, columns and rows of 0, and what is not finite."""
     x = special(rows, n)
@@ -1121,5 +1152,6 @@ def sharing_k_cases() -> Iterator[Case]:
 
 def tensor_cases() -> list[Case]:
     return [
-        *component_cases(), *product_cases(), *narrow_cases(), *cluster_split_cases(), *sharing_k_cases()
+        *component_cases(), *product_cases(), *narrow_cases(), *cluster_split_cases(), *sharing_k_cases(),
+        *move_weight_cases(),
     ]  # fmt: skip

@@ -8,7 +8,7 @@ from itertools import product
 
 from ....activations import ACTIVATIONS
 from ...sources import camel
-from .entry import DENSE_PRODUCT, DROPS, ROWS, Entry, Product, arguments, ceil_div, dropping
+from .entry import DENSE_PRODUCT, DROPS, ROW_THREADS, ROWS, Entry, Product, arguments, ceil_div, dropping
 from .losses import LOSS_SUMS, SUMS_OF_TERMS, reads_numbers
 from .operand_format import BFLOAT16_PAIR, BFLOAT16_TRIPLE, HALF, HALF_PAIR, OPERAND_FORMATS, OperandFormat
 from .updates import RULES, slot_count
@@ -506,6 +506,18 @@ def tensor_backward_update(rule: str, tile: GemmTile, *, receives: bool = False)
     return replace(made, name=made.name.replace(name, f"{name}_received", 1), function=function, spill_bytes=spilled)
 
 
+def move_weight(rule: str, operand_format: OperandFormat) -> Entry:
+    """The step of a weight whose gradients of two shards are stored; it writes operands of a format without scales."""
+    signature = (
+        "const Step* step[0], const double* totals[2], const float* gradient[k,n], const float* received[k,n], "
+        f"inout float* weight[k,n], uint16_t* w_components[{operand_format.components},k,n], "
+        f"inout float* weight_slots[{slot_count(rule)},k,n], int64_t size, int k, int n"
+    )
+    function = f"move_weight<{operand_format.struct}, {rule}Rule>"
+    name, header = f"move_weight_{rule}_{operand_format.name}", "dense/tensor_update.cuh"
+    return Entry(name, header, function, arguments(signature), ROW_THREADS, constants=True)
+
+
 def tensor_backward_updates(rule: str, tile: ClusterSplitTile, count: int) -> Entry:
     """The updates of so many layers, of a format without scales; arguments of a layer have its number behind them."""
     slots, components = slot_count(rule), tile.operand_format.components
@@ -534,7 +546,7 @@ def tensor_backward_updates(rule: str, tile: ClusterSplitTile, count: int) -> En
 
 def tensor_entries() -> list[Entry]:
     """The entries of products of split operands, of any format."""
-    entries = []
+    entries = [move_weight(rule, each) for rule in RULES for each in OPERAND_FORMATS if not each.scaled]
     for operand_format in OPERAND_FORMATS:
         usual: tuple[GemmTile, ...] = (
             *sm80_tiles(operand_format), *sm90_tiles(operand_format), *medium_tiles(operand_format)

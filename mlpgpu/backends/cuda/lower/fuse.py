@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 
 from .... import plan as ops
 from ..kernels import OperandFormat
@@ -37,11 +37,12 @@ from ..select.dense import (
 from ..select.local_stack import LocalStack
 from ..select.loss import head_form_of_operands
 from ..select.operands import has_own_inputs
-from ..select.ranks import exchanged_apart, exchanged_by_tail, moved_where_made
+from ..select.ranks import exchanged_by_tail
 from ..select.select import GatherPath, LocalPath, LossPath, OutputPath, Selected, Selection, no_update_of
 from ..select.setting import Verdict
 from ..select.updates import MovedTogether, leaves_bias_partials, moved_together
 from . import groups
+from .cut import cut
 from .groups import FLOATS, Derivative, Fused, Group, Stored
 
 _ONE_KERNEL = (ops.Gather, ops.Dense, ops.Loss, ops.DenseBackward, ops.ActivationBackward)  # of a tail's plan
@@ -417,7 +418,7 @@ def fuse(selection: Selection) -> Fused:
     updates_split = selection.work.in_place and facts.operand_format is not None and not facts.is_scaled
     pieces: tuple[groups.ExchangedPiece, ...] = ()
     if selection.work.is_training and selection.plan.ranks > 1:
-        made, pieces = _cut(facts, made)
+        made, pieces = cut(selection.plan, made)
     finish = () if pieces else _finish(facts, made)
     # Scales of a weight are facts of its step, whose first launch clears them.
     pieces_split = bool(pieces) and facts.operand_format is not None and not facts.is_scaled
@@ -431,60 +432,6 @@ def _sums_of_biases(made: Sequence[Group]) -> list[Group]:
         return []
     why = "products store partial sums of biases' gradients, and one launch adds them up"
     return [groups.SumBiases(left[-1].title, why, tuple(each.op for each in left))]
-
-
-def _cut(facts: _Facts, made: list[Group]) -> tuple[list[Group], tuple[groups.ExchangedPiece, ...]]:
-    """The groups before the gradients, all deltas among them, and pieces of the gradient, from the first layer up.
-
-    So the exchange of a piece runs beside the products of those after it.  A piece ends where a weight begins.  Weights
-    that their owners move where they make the gradient are pieces by themselves, behind all others; or before them, if
-    they leave partial sums of biases' gradients, which are in one piece with all that is left then.
-    """
-    plan, of_partial = facts.selection.plan, {}
-    for partial in plan.partials:
-        of_partial[partial.name] = partial.parameter
-    later: dict[str, list[Group]] = {}  # by the weight whose gradient they make
-    sums: dict[str, list[Group]] = {}  # by the bias whose gradient they make, and nothing that a delta waits for
-    before, sums_of_biases = list[Group](), list[Group]()
-    for group in made:
-        if isinstance(group, (groups.DenseGradient, groups.GemmGradient)):
-            assert group.op.dweight is not None
-            later.setdefault(of_partial[group.op.dweight], []).append(group)
-        elif isinstance(group, groups.SumDelta):
-            assert group.op.dbias is not None
-            sums.setdefault(of_partial[group.op.dbias], []).append(group)
-        elif isinstance(group, groups.SumBiases):
-            sums_of_biases.append(group)
-        else:
-            before.append(group)
-    moved: list[groups.ExchangedPiece] = []
-    for segment in plan.gradient:
-        of_weight = later.get(segment.name, [])
-        owner, why = moved_where_made(plan, segment)
-        if owner is not None and len(of_weight) == 1 and isinstance(of_weight[0], groups.GemmGradient):
-            elements = (slice(segment.offset, segment.end),)
-            moved.append(groups.ExchangedPiece(tuple(of_weight), elements, why, owner))
-    apart = {piece.elements[0].start for piece in moved}
-    others = [segment for segment in plan.gradient if segment.offset not in apart]
-    pieces: list[groups.ExchangedPiece] = []
-    taken, parts = list[Group](), list[slice]()
-    left = sum(segment.size for segment in others)
-    for segment, following in zip_longest(others, others[1:]):
-        taken += [*later.get(segment.name, ()), *sums.get(segment.name, ())]
-        left -= segment.size
-        if parts and parts[-1].stop == segment.offset:
-            parts[-1] = slice(parts[-1].start, segment.end)
-        else:
-            parts.append(slice(segment.offset, segment.end))
-        ends = exchanged_apart(
-            sum(each.stop - each.start for each in parts), left, in_one=plan.moves_all or bool(sums_of_biases)
-        )
-        if following is None or (following.name in later and ends):
-            pieces.append(groups.ExchangedPiece((*taken, *sums_of_biases), tuple(parts), ends.why))
-            taken, parts = [], []
-    if not pieces:
-        pieces = [groups.ExchangedPiece((), (), "sums of the loss and of the batch's weight alone")]
-    return before, (*moved, *pieces) if sums_of_biases else (*pieces, *moved)
 
 
 def _with_updates_after_row_step(facts: _Facts, made: list[Group]) -> list[Group]:

@@ -614,12 +614,18 @@ class ExchangedPiece:
         why: where it ends, or why it is one.
         owner: the rank that makes its part of the gradient last and moves the weight along the sum of both in one
             launch; None where the sums are moved by launches behind the exchange.
+        fills_the_wait: whether the owner makes its part while it waits for the other one, and moves the weight in a
+            launch of its own then.
+        is_late: whether it comes behind the weights that have owners, beside their exchange; nothing at the begin of a
+            step reads what it moves.
     """
 
     groups: tuple[Group, ...]
     elements: tuple[slice, ...]
     why: str
     owner: int | None = None
+    fills_the_wait: bool = False
+    is_late: bool = False
 
     @property
     def weight(self) -> str:

@@ -19,7 +19,7 @@ from ..kernels.launches import DELTAS, OUTPUTS, At, Collective, Launch, Lowered,
 from ..select.updates import runs_beside
 
 # Arguments that point to one parameter, or to its slots or parts, in an array of many.
-_SEGMENTS = {"w", "b", "weight", "bias", "weight_slots", "bias_slots", "db_partials"}
+_SEGMENTS = {"w", "other_w", "b", "weight", "bias", "weight_slots", "bias_slots", "db_partials"}
 # Arguments that are all of an array in which buffers lie side by side; others there are one buffer.
 _WHOLE = {"outputs", "deltas"}
 
@@ -172,14 +172,17 @@ def _conflict(one: Launch, other: Launch) -> bool:
 
 
 def _awaiting(lowered: Lowered, plan: Plan) -> Lowered:
-    """A step of several ranks: each launch awaits the pieces that conflict with it, unless one before it did."""
+    """A step of several ranks: each launch awaits the pieces that conflict with it, unless one before it did.
+
+    Pieces are complete one after another, so who awaited one need await none before it.
+    """
     conflicts = _PieceConflicts(lowered, plan)
 
     def marked(launches: Sequence[Launch], known: set[int]) -> list[Launch]:
         found = []
         for launch in launches:
             new = conflicts.of(launch) - known
-            known |= new
+            known.update(range(max(new, default=-1) + 1))
             found.append(replace(launch, awaits=tuple(sorted(new))))
         return found
 

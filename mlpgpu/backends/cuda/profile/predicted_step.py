@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 
 from ....plan import Link, Plan, Traffic
+from ..kernels import MESSAGE_BLOCKS
 from ..kernels.launches import Collective, Launch, Lowered, Transfer
 from ..lower.lowering import lower
 from .paths import CARDS
@@ -44,6 +45,7 @@ class _Timeline:
     def __init__(self, lowered: Lowered, rows: int, link: Link) -> None:
         self._lowered, self._rows, self._link = lowered, rows, link
         self._computed = self._summed = self._gathered = 0.0  # when each stream comes to its end
+        self._sent = 0.0  # when the last sums have come that a kernel sends
         self._sums, self._pieces = dict[int, float](), dict[int, float]()  # when they are complete, by their numbers
 
     def step(self) -> float:
@@ -62,7 +64,10 @@ class _Timeline:
             awaited = [self._pieces.get(number, 0.0) for number in launch.awaits]
             awaited += [self._sums.get(number, 0.0) for number in launch.receives]
             between = self._link.seconds(traffic_of(launch.exchange)) if launch.exchange else 0.0  # parts of a network
-            self._computed = max(self._computed, *awaited, 0.0) + between + self._seconds(launch)
+            begin, seconds = max(self._computed, *awaited, 0.0) + between, self._seconds(launch)
+            # What a kernel sends keeps some multiprocessors, on which blocks of a large product begin behind it.
+            waits = self._sent > begin and math.prod(launch.grid) > CARD.multiprocessors - MESSAGE_BLOCKS
+            self._computed = (self._sent if waits and launch.entry.products else begin) + seconds
 
     def _exchange(self, number: int, exchange: Sequence[Launch | Collective]) -> None:
         self._summed = max(self._summed, self._computed)
@@ -71,6 +76,8 @@ class _Timeline:
                 self._gathered = max(self._gathered, self._summed) + self._link.seconds(traffic_of(each))
             elif isinstance(each, Collective):
                 self._summed += self._link.seconds(traffic_of(each))
+                if each.by_kernel:
+                    self._sent = self._summed
             else:
                 self._summed += predicted_seconds(each, self._rows, CARD.multiprocessors)
         self._sums[number], self._pieces[number] = self._summed, max(self._summed, self._gathered)

@@ -43,6 +43,17 @@ def moved_where_made(plan: Plan, weight: Segment) -> tuple[int | None, str]:
     return None, "each rank has some of its slots"
 
 
+def made_in_the_wait(elements: int, before: int) -> Verdict:
+    """Whether a rank makes its gradient of a weight, of so many elements and with so many of its weights ``before``,
+    while it waits for the other rank's, and moves the weight in a launch of its own; else one launch does both."""
+    most = thresholds.IN_THE_WAIT_MOST_ELEMENTS
+    if before:
+        return Verdict(False, "the other gradient comes beside the weight before")
+    if elements > most:
+        return Verdict(False, f"{elements:,} elements > {most:,}: another pass over it takes as long as the wait")
+    return Verdict(True, f"{elements:,} elements ≤ {most:,}: nothing else is left to do until the other gradient comes")
+
+
 def fills_the_wait(others: int) -> Verdict:
     """Whether two ranks make the other gradients, of so many elements, while they wait for those of weights.
 

@@ -36,7 +36,7 @@ from ...kernels.launches import OPERANDS, PARAMETERS, PARTIALS, SQUARES, At, Col
 from ...select.ranks import shards_sent_by_kernel
 from ..groups import GemmGradient
 from .finish import factor, loss_and_weight, over, squares
-from .gemm import received_update
+from .gemm import moved_weight, received_update
 from .operands import weight_components
 from .shard import Shard, partials_pitch
 
@@ -370,14 +370,22 @@ class Exchange:
         received = tuple(transfer for each in gathered for transfer in each.received)
         return [replace(each, sent=sent, received=received) for each in gathered[:1]]
 
-    def moved_where_made(self, shard: Shard, group: GemmGradient, elements: slice) -> Launch:
-        """What makes this rank's gradient of a weight of its slice, adds the other rank's, and moves the weight."""
-        place = next(place for place, (owner, _) in enumerate(self.nodes) if owner != self.rank)
+    def moved_where_made(
+        self, shard: Shard, group: GemmGradient, elements: slice, *, is_stored: bool = False
+    ) -> Launch:
+        """What makes this rank's gradient of a weight of its slice, adds the other rank's, and moves the weight.
+
+        Where the gradient ``is_stored``, another launch has made it.
+        """
+        places = {owner == self.rank: place for place, (owner, _) in enumerate(self.nodes)}
         own, weight, optimizer = self.moved.parameters, shard.ref(group.op.weight), self.plan.optimizer
         assert isinstance(weight, At) and optimizer is not None
         slots = At("slots", weight.offset - own.start) if optimizer.slots else None
         pitch = kernels.slot_pitch(own.stop - own.start)
-        return received_update(shard, group, self._node(place, elements.start), slots, pitch)
+        gradient, received = (self._node(places[is_own], elements.start) for is_own in (True, False))
+        if is_stored:
+            return moved_weight(shard, group, gradient, received, slots, pitch)
+        return received_update(shard, group, received, slots, pitch)
 
     # ---
 

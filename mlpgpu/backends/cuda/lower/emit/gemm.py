@@ -11,7 +11,16 @@ from itertools import zip_longest
 
 from ..... import plan as ops
 from ... import kernels
-from ...kernels import ClusterSplitTile, GemmTile, Sm80Tile, ceil_div, filled_rows, padded_columns, padded_rows
+from ...kernels import (
+    ClusterSplitTile,
+    GemmTile,
+    Sm80Tile,
+    ceil_div,
+    filled_rows,
+    padded_columns,
+    padded_rows,
+    strided_grid,
+)
 from ...kernels.launches import At, Launch, Map, Value
 from ...select.counted import grouped_clocks
 from ...select.operands import has_own_inputs
@@ -252,6 +261,22 @@ def received_update(shard: Shard, group: GemmGradient, received: At, slots: At |
         group, kernels.tensor_backward_update(shard.rule, tile, receives=True), tile.grid(k, n, shard.multiprocessors),
         **_gradient_operands(shard, group), db=None, db_partials=left,
         w_components=_moved_components(shard, op.weight), **updated, received=received,
+    )  # fmt: skip
+
+
+def moved_weight(
+    shard: Shard, group: GemmGradient, gradient: At, received: At, slots: At | None, slot_pitch: int
+) -> Launch:
+    """The step of the weight along the gradient that is stored, and that of the other shard."""
+    op = group.op
+    k, n = shard.shapes[op.weight]
+    # Of a format with scales another launch makes the operands, and the kernel is that of any format.
+    components = _moved_components(shard, op.weight)
+    entry = kernels.move_weight(shard.rule, kernels.BFLOAT16 if components is None else format_of(shard))
+    return shard.launch(
+        group, entry, strided_grid(k * ceil_div(n, 4), shard.most_blocks), totals=At("totals"), gradient=gradient,
+        received=received, weight=shard.ref(op.weight), w_components=components, weight_slots=slots, size=slot_pitch,
+        k=k, n=n,
     )  # fmt: skip
 
 

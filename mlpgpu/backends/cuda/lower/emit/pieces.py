@@ -22,6 +22,8 @@ def launches_of_piece(shard: Shard, piece: ExchangedPiece, exchange: Exchange) -
         return emit(shard, piece.groups)
     (group,), (elements,) = piece.groups, piece.elements
     assert isinstance(group, GemmGradient)
+    if piece.fills_the_wait:
+        return [*emit(shard, piece.groups), exchange.moved_where_made(shard, group, elements, is_stored=True)]
     return [exchange.moved_where_made(shard, group, elements)]
 
 
@@ -58,14 +60,22 @@ def _put_in_line(
     A weight that this rank moves where it makes its gradient comes behind all gradients that it sends, which are in
     flight meanwhile.  Where the other parameters are few, the rank makes their gradients while it waits for those of
     its weights, and moves them as soon as it has the other rank's, beside its first weight, with which they are sent: a
-    message of their own would come before the weight, for which the other rank waits.  Where products leave partial
-    sums of biases' gradients, the other parameters come last, since every product must have ended then.
+    message of their own would come before the weight, for which the other rank waits.  Small weights that are late are
+    made, moved and sent in a piece of their own behind all that; their operands follow them.  Where products leave
+    partial sums of biases' gradients, the other parameters come last, since every product must have ended then.
+
+    What a weight's update divides by is the weight of the whole batch.  Behind the gradient's exchange its sum would be
+    waited for, so where weights are moved like that all losses are exchanged first, beside the products of the deltas.
     """
     weights = _MovedWeights(training, exchange, of_shard)
-    parts = [part for piece in others for part in piece.elements]
-    come_last = training.pieces[0].owner is not None
-    fill = weights.count > 0 and not come_last and fills_the_wait(sum(part.stop - part.start for part in parts)).holds
-    exchanged = exchange.of_pieces([piece.elements for piece in others], are_first=not (fill or come_last))
+    come_last, late = training.pieces[0].owner is not None, [piece for piece in others if piece.is_late]
+    size = sum(part.stop - part.start for piece in others for part in piece.elements)
+    fill = weights.count > 0 and not come_last and fills_the_wait(size).holds
+    goes_ahead = weights.count > 0 and _behind_loss(lowered.shards[0]) < len(lowered.shards[0])
+    if goes_ahead:
+        lowered.pieces.append(Piece([[]], [*exchange.sums((), (), first=True), exchange.loss()]))
+    begin, is_first = len(lowered.pieces), not goes_ahead
+    exchanged = exchange.of_pieces([piece.elements for piece in others], are_first=is_first and not (fill or come_last))
     made = [launches for launches, piece in zip(of_shard, training.pieces, strict=True) if piece.owner is None]
     of_others = [Piece([[*part, *each.added]], [*each.sums]) for part, each in zip(made, exchanged, strict=True)]
 
@@ -77,22 +87,45 @@ def _put_in_line(
             moved.append(Piece([launches], [*each.parameters]))
         return moved
 
+    splits = training.pieces_split_weights
     if fill:
-        for piece, each in zip(of_others, exchanged, strict=True):
+        beside = [part for piece in others for part in piece.elements if not piece.is_late]
+        for known, piece, each in zip(others, of_others, exchanged, strict=True):
             piece.exchange.extend(each.moves)
-        lowered.pieces += [*weights.sums(first=True), *of_others, *weights.moved(0, beside=parts)]
+            if known.is_late:
+                (weights_there,) = _moved_weights(training, [known])
+                operands = split_weights(exchange.shard, weights_there) if splits else []
+                piece.exchange.extend([*each.parameters, *operands])
+        early, behind = of_others[: len(others) - len(late)], of_others[len(others) - len(late) :]
+        lowered.pieces += [*weights.sums(first=is_first), *early, *weights.moved(begin, beside=beside), *behind]
     elif come_last:
-        lowered.pieces += [*weights.sums(first=True), *weights.moved(0)]
-        lowered.pieces += [*of_others, *moved_behind(2 * weights.count)]
+        lowered.pieces += [*weights.sums(first=is_first), *weights.moved(begin)]
+        lowered.pieces += [*of_others, *moved_behind(begin + 2 * weights.count)]
     else:
-        lowered.pieces += [*of_others, *weights.sums(), *moved_behind(0), *weights.moved(len(others))]
+        lowered.pieces += [*of_others, *weights.sums(), *moved_behind(begin), *weights.moved(begin + len(others))]
     lowered.pieces += weights.at_end()
-    if training.pieces_split_weights:
+    if splits:
         has_operands = {exchange.rank, *(range(training.selection.plan.ranks) if weights.sends_operands else ())}
-        left = [piece for piece in training.pieces if piece.owner not in has_operands]
+        left = [piece for piece in training.pieces if piece.owner not in has_operands and piece not in late]
         for moved in _moved_weights(training, left):
             for name, title in moved.items():
                 _split_before_reader(lowered.shards[0], exchange.shard, name, title)
+    if goes_ahead:
+        _put_beside(lowered, begin)
+
+
+def _put_beside(lowered: Lowered, number: int) -> None:
+    """Have the launches behind the loss made beside its exchange, with the gradient of the piece of this number."""
+    (launches,), piece = lowered.shards, lowered.pieces[number]
+    place = _behind_loss(launches)
+    lowered.shards[0] = launches[:place]
+    lowered.pieces[number] = replace(piece, shards=[[*launches[place:], *piece.shards[0]]])
+
+
+def _behind_loss(launches: Sequence[Launch]) -> int:
+    """The place behind the last launch that leaves sums of the loss."""
+    arrays = [{getattr(value, "array", "") for value in launch.values.values()} for launch in launches]
+    return max(place for place, read in enumerate(arrays, 1) if "sums" in read)
 
 
 class _MovedWeights:
@@ -137,7 +170,8 @@ class _MovedWeights:
         """
         pieces = list[Piece]()
         for place, (own, theirs) in enumerate(zip_longest(self._own, self._theirs), begin):
-            launches = [replace(launch, receives=(place,)) for launch in own[1]] if own else []
+            *made, move = own[1] if own else [None]
+            launches = [*made, replace(move, receives=(place,))] if move else []
             if self.sends_operands:
                 given, taken = (each[0].weight if each else None for each in (own, theirs))
                 gathered = self._exchange.operands(given, taken, beside)
