@@ -112,6 +112,8 @@ def widen(settings: dict[str, Any], seed: int) -> None:
     widths = [between(chance, chance.choice([8, 130]), 1500)]
     widths += [between(chance, 130, 1500) for _ in range(chance.randint(1, 5))]
     n_out, batch = chance.randint(2, 64), between(chance, 32, 2048)
+    if chance.random() < 0.5:  # as many large weights for each of two ranks
+        widths, batch = [between(chance, 400, 1500)] * chance.choice([3, 5]), between(chance, 256, 2048)
     layers: list[mg.Layer] = [mg.Standardize(widths[0])] if chance.random() < 0.3 else []
     for n_in, width in pairwise(widths):
         init = chance.choice([None, None, "he_normal"])
