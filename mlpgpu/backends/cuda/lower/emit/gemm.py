@@ -270,7 +270,7 @@ def moved_weight(
     """The step of the weight along the gradient that is stored, and that of the other shard."""
     op = group.op
     k, n = shard.shapes[op.weight]
-    # Of a format with scales another launch makes the operands, and the kernel is that of any format.
+    # Another launch makes operands that have scales; a kernel that makes none is the same for all formats.
     components = _moved_components(shard, op.weight)
     entry = kernels.move_weight(shard.rule, kernels.BFLOAT16 if components is None else format_of(shard))
     return shard.launch(

@@ -68,7 +68,7 @@ def _put_in_line(
     waited for, so where weights are moved like that all losses are exchanged first, beside the products of the deltas.
     """
     weights = _MovedWeights(training, exchange, of_shard)
-    come_last, late = training.pieces[0].owner is not None, [piece for piece in others if piece.is_late]
+    come_last = training.pieces[0].owner is not None
     size = sum(part.stop - part.start for piece in others for part in piece.elements)
     fill = weights.count > 0 and not come_last and fills_the_wait(size).holds
     goes_ahead = weights.count > 0 and _behind_loss(lowered.shards[0]) < len(lowered.shards[0])
@@ -90,13 +90,13 @@ def _put_in_line(
     splits = training.pieces_split_weights
     if fill:
         beside = [part for piece in others for part in piece.elements if not piece.is_late]
+        early, behind = list[Piece](), list[Piece]()
         for known, piece, each in zip(others, of_others, exchanged, strict=True):
             piece.exchange.extend(each.moves)
             if known.is_late:
-                (weights_there,) = _moved_weights(training, [known])
-                operands = split_weights(exchange.shard, weights_there) if splits else []
-                piece.exchange.extend([*each.parameters, *operands])
-        early, behind = of_others[: len(others) - len(late)], of_others[len(others) - len(late) :]
+                (moved,) = _moved_weights(training, [known])
+                piece.exchange.extend([*each.parameters, *(split_weights(exchange.shard, moved) if splits else ())])
+            (behind if known.is_late else early).append(piece)
         lowered.pieces += [*weights.sums(first=is_first), *early, *weights.moved(begin, beside=beside), *behind]
     elif come_last:
         lowered.pieces += [*weights.sums(first=is_first), *weights.moved(begin)]
@@ -106,7 +106,7 @@ def _put_in_line(
     lowered.pieces += weights.at_end()
     if splits:
         has_operands = {exchange.rank, *(range(training.selection.plan.ranks) if weights.sends_operands else ())}
-        left = [piece for piece in training.pieces if piece.owner not in has_operands and piece not in late]
+        left = [piece for piece in training.pieces if piece.owner not in has_operands and not piece.is_late]
         for moved in _moved_weights(training, left):
             for name, title in moved.items():
                 _split_before_reader(lowered.shards[0], exchange.shard, name, title)
@@ -170,8 +170,8 @@ class _MovedWeights:
         """
         pieces = list[Piece]()
         for place, (own, theirs) in enumerate(zip_longest(self._own, self._theirs), begin):
-            *made, move = own[1] if own else [None]
-            launches = [*made, replace(move, receives=(place,))] if move else []
+            # The last launch moves the weight; one before it makes the gradient while the other one comes.
+            launches = [*own[1][:-1], replace(own[1][-1], receives=(place,))] if own else []
             if self.sends_operands:
                 given, taken = (each[0].weight if each else None for each in (own, theirs))
                 gathered = self._exchange.operands(given, taken, beside)
