@@ -107,11 +107,16 @@ NETWORKS: dict[str, tuple[list[Layer], dict[str, Any], dict[str, int]]] = {
         {"loss": "mean_squared_error", "optimizer": OPTIMIZERS["Momentum"](0.1)},
         {**ON_TENSOR_CORES, "MOST_UNSCALED_WEIGHTS": 0},
     ),
-    # The last weight is small: where a gradient is made in the wait, it is late.
+    # Each moves one, so that they may make its gradient in the wait; then the last weight, which is small, is late.
     "moved where made, a small one late": (
         [Dense(24, 24, "relu"), Dense(24, 24, "tanh"), Dense(24, 6)],
         {"precision": "bfloat16", "optimizer": OPTIMIZERS["Momentum"](0.05)},
         {**ON_TENSOR_CORES, "MOVED_LEAST_ELEMENTS": 400},
+    ),
+    "moved where made, scaled, a small one late": (
+        [Dense(24, 24, "relu"), Dense(24, 24, "tanh"), Dense(24, 6)],
+        {"loss": "mean_squared_error", "optimizer": OPTIMIZERS["Adam"](0.02)},
+        {**ON_TENSOR_CORES, "MOST_UNSCALED_WEIGHTS": 0, "MOVED_LEAST_ELEMENTS": 400},
     ),
 }
 SHARDS, RANKS = range(2, 9), (2, 3, 4)
@@ -205,6 +210,7 @@ def test_ranks_with_a_shard_each_have_all_launches_in_one_stream(name: str, monk
 
 
 MOVES = "tensor_backward_update_received", "move_weight"  # kernels that move a weight along two gradients
+ONE_EACH = "moved where made, scaled", *(name for name in NETWORKS if name.endswith("a small one late"))
 MOVED_WHERE_MADE = [name for name in NETWORKS if name.startswith("moved where made")]
 
 
@@ -217,6 +223,7 @@ def test_two_ranks_move_weights_where_they_make_the_gradient(
 ) -> None:
     monkeypatch.setattr(thresholds, "EXCHANGE_LEAST_ELEMENTS", least)
     monkeypatch.setattr(thresholds, "IN_THE_WAIT_MOST_ELEMENTS", in_the_wait << 22)
+    in_the_wait = in_the_wait and name in ONE_EACH
     check(name, 2, 2, monkeypatch, seed=5, mode=mode)
     plan = epoch_of(name, 2, 2).plan
     for rank in range(2):
@@ -453,7 +460,7 @@ def test_sums_fill_the_time_until_the_other_rank_s_weights_come(
     monkeypatch.setattr(thresholds, "EXCHANGE_LEAST_ELEMENTS", 1 << 20)
     monkeypatch.setattr(thresholds, "IN_THE_WAIT_MOST_ELEMENTS", in_the_wait << 22)
     limited(monkeypatch, name)
-    is_late = in_the_wait and name.endswith("late")
+    in_the_wait = in_the_wait and name in ONE_EACH
     low = lowered(epoch_of(name, 2, 2), rank, arch="sm_80")
     of_losses = [any(each.at.array == "sums" for each in one.received) for one in low.collectives()]
     assert of_losses == [True] + [False] * (len(of_losses) - 1)
@@ -469,10 +476,10 @@ def test_sums_fill_the_time_until_the_other_rank_s_weights_come(
     assert [len(launched[place]) for place in moved] == [1 + in_the_wait, *[1] * (len(moved) - 1)]
     assert moved[0] == launched.index(sums) + 1
     behind = launched[moved[-1] + 1 :]
-    assert all("backward_weight" in name for names in behind for name in names) and len(behind) == is_late
+    assert all("backward_weight" in name for names in behind for name in names) and len(behind) == in_the_wait
     loss, *moves = (launch.entry.name for launch in _launches_beside(low))
     kinds = {each.rpartition("_")[0] for each in moves}
-    assert loss == "total_error" and kinds == ({"update", "split_weights"} if is_late else {"update"})
+    assert loss == "total_error" and kinds == ({"update", "split_weights"} if in_the_wait else {"update"})
     gathered = [one for one in low.collectives() if one.kind == "operands"]
     of_biases = [any(each.at.array == "parameters" for each in one.sent) for one in gathered]
     assert of_biases == [True] + [False] * (len(gathered) - 1)

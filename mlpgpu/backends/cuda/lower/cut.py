@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import zip_longest
 
@@ -56,15 +57,17 @@ def cut(plan: Plan, made: Sequence[Group]) -> tuple[list[Group], tuple[Exchanged
 
 def _moved_by_owners(plan: Plan, later: Makers) -> Iterator[ExchangedPiece]:
     """The weights that their owners move where they make the gradient."""
-    owners: list[int] = []
+    found: list[tuple[Segment, Group, int, str]] = []
     for segment in plan.gradient:
         of_weight = later.get(segment.name, ())
         owner, why = moved_where_made(plan, segment)
         if owner is not None and len(of_weight) == 1 and isinstance(of_weight[0], groups.GemmGradient):
-            waits = made_in_the_wait(segment.size, owners.count(owner))
-            owners.append(owner)
-            elements = (slice(segment.offset, segment.end),)
-            yield ExchangedPiece(tuple(of_weight), elements, f"{why}; {waits.why}", owner, waits.holds)
+            found.append((segment, of_weight[0], owner, why))
+    of_owner = max(Counter(owner for *_, owner, _ in found).values(), default=0)
+    for segment, group, owner, why in found:
+        waits = made_in_the_wait(segment.size, of_owner)
+        elements = (slice(segment.offset, segment.end),)
+        yield ExchangedPiece((group,), elements, f"{why}; {waits.why}", owner, waits.holds)
 
 
 def _late(plan: Plan, small: Collection[str], sums: Makers) -> set[str]:

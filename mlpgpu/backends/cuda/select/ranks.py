@@ -43,12 +43,14 @@ def moved_where_made(plan: Plan, weight: Segment) -> tuple[int | None, str]:
     return None, "each rank has some of its slots"
 
 
-def made_in_the_wait(elements: int, before: int) -> Verdict:
-    """Whether a rank makes its gradient of a weight, of so many elements and with so many of its weights ``before``,
-    while it waits for the other rank's, and moves the weight in a launch of its own; else one launch does both."""
+def made_in_the_wait(elements: int, of_owner: int) -> Verdict:
+    """Whether a rank makes its gradient of a weight, of so many elements, while it waits for the other rank's, and
+    moves it in a launch of its own; else one launch does both.  No rank moves more than ``of_owner`` weights."""
     most = thresholds.IN_THE_WAIT_MOST_ELEMENTS
-    if before:
-        return Verdict(False, "the other gradient comes beside the weight before")
+    if of_owner > 1:
+        return Verdict(
+            False, f"the other gradient comes beside the products for the {of_owner} weights that a rank sends"
+        )
     if elements > most:
         return Verdict(False, f"{elements:,} elements > {most:,}: another pass over it takes as long as the wait")
     return Verdict(True, f"{elements:,} elements ≤ {most:,}: nothing else is left to do until the other gradient comes")
